@@ -28,7 +28,10 @@ LLAMA3_SCALING = {
 
 @dataclasses.dataclass(frozen=True)
 class TinySpec:
-    """Shape of one row. `state_head_dim=False` leaves head_dim out of config.json (it is hidden / heads)."""
+    """Shape of one row. `state_head_dim=False` leaves head_dim out of config.json (it is hidden / heads).
+
+    Two rows have a large rms_eps: at the usual 1e-5 a reader that ignores it would go unnoticed.
+    """
 
     architecture: str = "llama"  # "llama", "qwen2" or "mistral"
     layers: int = 2
@@ -59,9 +62,9 @@ TINY: dict[str, TinySpec] = {
         architecture="qwen2", hidden=256, rope_theta=1e6, rms_eps=1e-6, state_head_dim=False, has_bos=False,
         chat_template="without_bos",
     ),
-    "mistral": TinySpec(architecture="mistral", hidden=64, head_dim=128, rope_theta=1e6),
+    "mistral": TinySpec(architecture="mistral", hidden=64, head_dim=128, rope_theta=1e6, rms_eps=1e-2),
     "llama-tied": TinySpec(tied=True, chat_template="without_bos"),
-    "llama-d80": TinySpec(hidden=160, heads=2, kv_heads=1, head_dim=80, state_head_dim=False),
+    "llama-d80": TinySpec(hidden=160, heads=2, kv_heads=1, head_dim=80, rms_eps=1e-2, state_head_dim=False),
     "qwen2-g7": TinySpec(
         architecture="qwen2", hidden=64, heads=14, rope_theta=1e6, rms_eps=1e-6, tied=True, has_bos=False,
         chat_template="without_bos",

@@ -1,0 +1,57 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Logits that transformers computes for `tests/tiny_models.py`, and the token ids and positions they belong to.
+
+The cases are drawn here, so that the arrays, the live comparison and the check of their sensitivity share them.
+`python -m tests.reference.make_golden` writes the arrays.
+"""
+
+import dataclasses
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from tests.tiny_models import TINY
+
+DIRECTORY = Path(__file__).parent
+SMOLLM2_FILE = DIRECTORY / "smollm2_greedy.npz"
+# Positions kept of each case: the last ones have seen everything before them.
+KEPT = 4
+# RoPE sees differences of positions only, so consecutive positions, wherever they start, cannot tell a scaled RoPE
+# from an unscaled one: "gaps" has distances from one token to three times the original context.
+GAPS = (0, 1, 2, 7, 40, 200, 1_000, 3_000, 8_100, 8_191, 8_192, 8_193, 9_000, 12_000, 12_001, 20_000, 28_000, 28_003)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One sequence. `tokens` and `positions` are int32 [S]."""
+
+    name: str
+    tokens: np.ndarray
+    positions: np.ndarray
+
+
+def cases(model: str) -> list[Case]:
+    """The sequences of one row of `TINY`: three lengths from position 0, and two that lie beyond 8,192."""
+    rng = np.random.default_rng(zlib.crc32(f"{model}/cases".encode()))
+
+    def draw(name: str, positions: np.ndarray) -> Case:
+        tokens = rng.integers(0, TINY[model].vocab, len(positions), dtype=np.int32)
+        return Case(name, tokens, positions.astype(np.int32))
+
+    return [
+        draw("one", np.arange(1)),
+        draw("short", np.arange(13)),
+        draw("long", np.arange(90)),
+        draw("far", 9_000 + np.arange(24)),
+        draw("gaps", np.array(GAPS)),
+    ]
+
+
+def load(model: str) -> dict[str, np.ndarray]:
+    """Arrays of one row: "<case>/logits" float32 [min(S, KEPT), V] with its tokens and positions, and of the decode
+    trajectory "decode/prompt" int32 [S], "decode/tokens" int32 [N], "decode/logits" float32 [N, V], where logits[i]
+    is what the model said before tokens[i] was appended."""
+    with np.load(DIRECTORY / f"{model}.npz") as file:
+        return dict(file)
