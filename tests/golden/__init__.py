@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""Logits that transformers computes for `tests/tiny_models.py`, and the token ids and positions they belong to.
+"""Logits that transformers computes for `tests/tiny_models.py`, with their token ids and positions.
 
-The cases are drawn here, so that the arrays, the live comparison and the check of their sensitivity share them.
+The cases are drawn here: the arrays, the live comparison and the check of their sensitivity share them.
 `python -m tests.reference.make_golden` writes the arrays.
 """
 
@@ -18,9 +18,13 @@ DIRECTORY = Path(__file__).parent
 SMOLLM2_FILE = DIRECTORY / "smollm2_greedy.npz"
 # Positions kept of each case: the last ones have seen everything before them.
 KEPT = 4
-# RoPE sees differences of positions only, so consecutive positions, wherever they start, cannot tell a scaled RoPE
-# from an unscaled one: "gaps" has distances from one token to three times the original context.
-GAPS = (0, 1, 2, 7, 40, 200, 1_000, 3_000, 8_100, 8_191, 8_192, 8_193, 9_000, 12_000, 12_001, 20_000, 28_000, 28_003)
+# Largest absolute difference of a float32 logit that is put down to rounding.
+TOLERANCE = 2e-4
+# RoPE sees differences of positions only: consecutive positions, wherever they start, cannot tell a scaled RoPE
+# from an unscaled one. "gaps" has distances from one token to three times the original context.
+GAPS = (
+    0, 1, 2, 7, 40, 200, 1_000, 3_000, 8_100, 8_191, 8_192, 8_193, 9_000, 12_000, 12_001, 20_000, 28_000, 28_003,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +54,11 @@ def cases(model: str) -> list[Case]:
 
 
 def load(model: str) -> dict[str, np.ndarray]:
-    """Arrays of one row: "<case>/logits" float32 [min(S, KEPT), V] with its tokens and positions, and of the decode
-    trajectory "decode/prompt" int32 [S], "decode/tokens" int32 [N], "decode/logits" float32 [N, V], where logits[i]
-    is what the model said before tokens[i] was appended."""
+    """Arrays of one row.
+
+    Per case "<case>/tokens" and "<case>/positions" int32 [S] and "<case>/logits" float32 [min(S, KEPT), V]; of the
+    greedy continuation with a cache "decode/prompt" int32 [S], "decode/tokens" int32 [N] and "decode/logits"
+    float32 [N, V], from row i of which token i was chosen.
+    """
     with np.load(DIRECTORY / f"{model}.npz") as file:
         return dict(file)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes `tests/golden/<model>.npz`: `python -m tests.reference.make_golden`, in an environment that has torch."""
+"""Writes `tests/golden/<model>.npz`: `python -m tests.reference.make_golden`, where torch is installed."""
 
 import tempfile
 from pathlib import Path
@@ -26,7 +26,9 @@ def golden_arrays(name: str, directory: Path) -> dict[str, np.ndarray]:
         arrays[f"{case.name}/logits"] = torch_model.logits(model, case.tokens, case.positions)[-golden.KEPT :]
     prompt = cases[1].tokens
     arrays["decode/prompt"] = prompt
-    arrays["decode/tokens"], arrays["decode/logits"] = torch_model.greedy(model, prompt.tolist(), DECODE_STEPS)
+    arrays["decode/tokens"], arrays["decode/logits"] = torch_model.greedy(
+        model, prompt.tolist(), DECODE_STEPS
+    )
     return arrays
 
 

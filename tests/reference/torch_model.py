@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""transformers as the other opinion: float32, eager attention, CPU. Needs torch; imported by reference tests only."""
+"""transformers as the other opinion: float32, eager attention, CPU. Imported by reference tests only."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,8 @@ def load(directory: Path, **changes) -> PreTrainedModel:
 def logits(model: PreTrainedModel, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """float32 [S, V] for one sequence of tokens [S] at positions [S].
 
-    The mask of ones matters: without it transformers reads a gap in the positions as the border of a packed sequence.
+    The mask of ones matters: without it transformers reads a gap in the positions as the border between two
+    packed sequences.
     """
     ids = torch.from_numpy(tokens.astype(np.int64))[None]
     where = torch.from_numpy(positions.astype(np.int64))[None]
@@ -33,7 +34,7 @@ def logits(model: PreTrainedModel, tokens: np.ndarray, positions: np.ndarray) ->
 
 @torch.no_grad()
 def greedy(model: PreTrainedModel, prompt: list[int], steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Greedy tokens int32 [steps] with a DynamicCache, and the logits float32 [steps, V] each was chosen from.
+    """Greedy tokens int32 [steps] with a DynamicCache, and the logits float32 [steps, V] they came from.
 
     Does not stop at an end-of-sequence token.
     """
