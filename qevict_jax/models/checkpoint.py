@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a converted checkpoint into the stacked parameter tree, one leaf at a time.
+
+While a leaf is built, the host holds that leaf and a few source tensors of it; all finished leaves are on
+the device. On a CPU the peak is therefore the weights plus one stacked leaf.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from qevict_jax.models import key_map
+from qevict_jax.models.config import DTYPES, ModelConfig
+from qevict_jax.types import QEvictError
+
+WEIGHTS = "weights"
+CONFIG = "config.json"
+
+# A read of Orbax costs milliseconds whatever its size: small tensors are read together, large ones alone.
+_READ_BYTES = 32 * 2**20
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """The configuration of the checkpoint directory `path`.
+
+    Raises:
+        QEvictError: `path` is not a converted checkpoint.
+    """
+    file = Path(path) / CONFIG
+    if not file.is_file():
+        raise QEvictError(f"{path} is not a model directory: it has no {CONFIG}")
+    try:
+        return ModelConfig.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as error:
+        raise QEvictError(f"{file} is not valid JSON: {error}") from None
+    except QEvictError as error:
+        raise QEvictError(f"{path}: {error}") from None
+
+
+def load_params(path: str | Path, config: ModelConfig, dtype: str | None = None) -> dict:
+    """Loads the weights of a converted checkpoint onto the default device.
+
+    Args:
+        path: directory written by `python -m convert`.
+        config: what `read_config(path)` returned.
+        dtype: "float32", "bfloat16" or "float16"; None keeps the dtype of the checkpoint.
+
+    Returns:
+        Nested dictionary of arrays as `key_map.ROWS` lays it out: projections as [in, out], everything under
+        "blocks" with a leading layer axis L.
+
+    Raises:
+        QEvictError: the checkpoint lacks a tensor, holds one of another shape, or cannot be read.
+    """
+    target = numpy_dtype(dtype or config.dtype)
+    weights = Path(path) / WEIGHTS
+    stored = _stored_shapes(weights)
+    tree: dict = {}
+    for row in key_map.rows(config):
+        _check(row, config, stored, path)
+        node = tree
+        for part in row.path[:-1]:
+            node = node.setdefault(part, {})
+        leaf = jax.device_put(_read_leaf(weights, row, config, target))
+        # Without waiting, the host copies of all leaves could be alive at once.
+        node[row.path[-1]] = leaf.block_until_ready()
+    return tree
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy dtype of one of `DTYPES`."""
+    if name not in DTYPES:
+        raise QEvictError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def _stored_shapes(weights: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        return {name: tuple(leaf.shape) for name, leaf in ocp.metadata(weights).metadata.items()}
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise QEvictError(f"{weights} is not a readable Orbax checkpoint: {reason}") from None
+
+
+def _check(row: key_map.Row, config: ModelConfig, stored: dict, path: str | Path) -> None:
+    for name in row.names(config):
+        if stored.get(name) != row.shape(config):
+            found = f"has shape {stored[name]}" if name in stored else "is missing"
+            raise QEvictError(f"{path}: tensor {name} of shape {row.shape(config)} {found}; convert it again")
+
+
+def _read_leaf(weights: Path, row: key_map.Row, config: ModelConfig, dtype: np.dtype) -> np.ndarray:
+    leaf = np.empty(row.leaf_shape(config), dtype)
+    if not row.per_layer:
+        ((_, source),) = _read(weights, [row.name], row.shape(config), config)
+        leaf[...] = source.T if row.transpose else source
+        return leaf
+    for layer, source in _read(weights, row.names(config), row.shape(config), config):
+        leaf[layer] = source.T if row.transpose else source
+    return leaf
+
+
+def _read(
+    weights: Path, names: list[str], shape: tuple[int, ...], config: ModelConfig
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields (index of the name, tensor), holding about `_READ_BYTES` or one tensor at a time."""
+    dtype = numpy_dtype(config.dtype)
+    # Orbax asks for an array to learn shape and dtype; this one takes no memory.
+    like = np.broadcast_to(np.zeros((), dtype), shape)
+    together = max(1, _READ_BYTES // (math.prod(shape) * dtype.itemsize))
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True
+    for start in range(0, len(names), together):
+        batch = names[start : start + together]
+        with context:
+            tensors = ocp.load(weights, dict.fromkeys(batch, like))
+        for offset, name in enumerate(batch):
+            yield start + offset, tensors.pop(name)
