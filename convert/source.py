@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class TensorInfo:
         return math.prod(self.shape)
 
 
+@runtime_checkable  # lets the type checks of the tests see it
 class Source(Protocol):
     """A model to be converted; opening it reads headers only.
 
@@ -47,7 +48,7 @@ class Source(Protocol):
     """
 
     config: ModelConfig
-    tensors: Mapping[str, TensorInfo]
+    tensors: dict[str, TensorInfo]
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """The tensor `name` in Hugging Face orientation and row order, cast to `dtype`."""

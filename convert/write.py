@@ -45,9 +45,9 @@ def write_weights(
             for name in group:
                 arrays[name] = _read(source, name, dtype)
                 bar.update(arrays[name].nbytes)
-            ocp.partial.save(directory, arrays)
+            ocp.partial.save(str(directory), arrays)
             del arrays  # before the next group is read
-        ocp.partial.finalize(directory)
+        ocp.partial.finalize(str(directory))
 
 
 def _groups(source: Source, itemsize: int, limit: int) -> Iterator[list[str]]:

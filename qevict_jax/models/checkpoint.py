@@ -83,7 +83,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
 def _stored_shapes(weights: Path) -> dict[str, tuple[int, ...]]:
     try:
-        return {name: tuple(leaf.shape) for name, leaf in ocp.metadata(weights).metadata.items()}
+        return {name: tuple(leaf.shape) for name, leaf in ocp.metadata(str(weights)).metadata.items()}
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().split("\n")[0]
         raise QEvictError(f"{weights} is not a readable Orbax checkpoint: {reason}") from None
@@ -120,6 +120,6 @@ def _read(
     for start in range(0, len(names), together):
         batch = names[start : start + together]
         with context:
-            tensors = ocp.load(weights, dict.fromkeys(batch, like))
+            tensors = ocp.load(str(weights), dict.fromkeys(batch, like))
         for offset, name in enumerate(batch):
             yield start + offset, tensors.pop(name)
