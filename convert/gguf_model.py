@@ -89,8 +89,9 @@ class GGUFModel:
 
         def value(key: str, default: Any = None) -> Any:
             found = metadata.get(f"{architecture}.{key}", default)
-            if found is None:
-                raise QEvictError(f"metadata key {architecture}.{key} is missing")
+            if found is None or isinstance(found, list):
+                state = "is missing" if found is None else "differs between layers: not supported"
+                raise QEvictError(f"metadata key {architecture}.{key} {state}")
             return found
 
         if value("expert_count", 0):

@@ -85,10 +85,11 @@ class SafetensorsFile:
         with self._path.open("rb") as file:
             file.seek(self._offsets[name])
             while left:
-                raw = file.read(min(left, PIECE_BYTES))
-                if not raw:
+                wanted = min(left, PIECE_BYTES)
+                raw = file.read(wanted)
+                if len(raw) < wanted:
                     raise QEvictError(f"{self._path} ended while tensor {name} was read: did it change?")
-                left -= len(raw)
+                left -= wanted
                 yield np.frombuffer(raw, stored)
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
