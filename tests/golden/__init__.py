@@ -20,10 +20,11 @@ SMOLLM2_FILE = DIRECTORY / "smollm2_greedy.npz"
 KEPT = 4
 # Largest absolute difference of a float32 logit that is put down to rounding.
 TOLERANCE = 2e-4
-# RoPE sees differences of positions only: consecutive positions, wherever they start, cannot tell a scaled RoPE
-# from an unscaled one. "gaps" has distances from one token to three times the original context.
+# RoPE sees differences of positions only: consecutive positions, wherever they start, cannot tell a scaled
+# RoPE from an unscaled one. "gaps" has distances from one token to three times the original context.
 GAPS = (
-    0, 1, 2, 7, 40, 200, 1_000, 3_000, 8_100, 8_191, 8_192, 8_193, 9_000, 12_000, 12_001, 20_000, 28_000, 28_003,
+    0, 1, 2, 7, 40, 200, 1_000, 3_000, 8_100, 8_191, 8_192, 8_193,
+    9_000, 12_000, 12_001, 20_000, 28_000, 28_003,
 )  # fmt: skip
 
 
@@ -56,9 +57,9 @@ def cases(model: str) -> list[Case]:
 def load(model: str) -> dict[str, np.ndarray]:
     """Arrays of one row.
 
-    Per case "<case>/tokens" and "<case>/positions" int32 [S] and "<case>/logits" float32 [min(S, KEPT), V]; of the
-    greedy continuation with a cache "decode/prompt" int32 [S], "decode/tokens" int32 [N] and "decode/logits"
-    float32 [N, V], from row i of which token i was chosen.
+    Per case "<case>/tokens", "<case>/positions" int32 [S] and "<case>/logits" float32 [min(S, KEPT), V]; of
+    the greedy continuation with a cache "decode/prompt" int32 [S], "decode/tokens" int32 [N] and
+    "decode/logits" float32 [N, V], from row i of which token i was chosen.
     """
     with np.load(DIRECTORY / f"{model}.npz") as file:
         return dict(file)
