@@ -1,0 +1,38 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m convert` as a user types it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.tiny_models import write_hf
+
+
+def _run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "convert", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_converts_and_prints_the_destination(tmp_path):
+    result = _run(write_hf(tmp_path / "hf", "llama"), tmp_path / "model", "--dtype", "bfloat16")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{tmp_path / 'model'}\n"
+    assert "converting: 100%" in result.stderr and "B/s" in result.stderr
+
+
+@pytest.mark.parametrize("defect", ["source", "overwrite"])
+def test_an_error_is_one_line_on_stderr(tmp_path, defect):
+    write_hf(tmp_path / "hf", "llama")
+    if defect == "source":
+        (tmp_path / "hf/model.safetensors").unlink()
+    result = _run(tmp_path / "hf", tmp_path / "hf" if defect == "overwrite" else tmp_path / "model")
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+def test_help():
+    result = _run("--help")
+    assert result.returncode == 0 and "SRC" in result.stdout and "--overwrite" in result.stdout
