@@ -15,7 +15,9 @@ from convert import gguf_file
 from convert.conversion import open_source
 from convert.gguf_model import GGUFModel, halves_from_interleaved, hf_name, llama3_divisors, shortest_float
 from convert.source import check_tensors
+from qevict_jax.models.checkpoint import load_params, read_config
 from qevict_jax.models.config import RopeScaling
+from qevict_jax.models.key_map import rows
 from qevict_jax.types import QEvictError
 from tests.convert.tiny_gguf import interleaved, write_gguf
 from tests.tiny_models import TINY, tensor_shapes
@@ -140,3 +142,26 @@ def test_not_a_gguf_file(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04")
     with pytest.raises(QEvictError, match="is not a GGUF file"):
         GGUFModel(tmp_path / "m.gguf")
+
+
+@pytest.mark.model
+def test_every_weight_of_smollm2(smollm2_file, smollm2):
+    params = load_params(smollm2, read_config(smollm2))
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(smollm2_file).tensors}
+    config = read_config(smollm2)
+    assert (config.layers, config.heads, config.kv_heads, config.head_dim) == (30, 9, 3, 64)
+    assert (config.rope_theta, config.rms_eps, config.max_position) == (100_000.0, 1e-5, 8192)
+    assert config.tie_embeddings
+    for row in rows(config):
+        leaf = params
+        for part in row.path:
+            leaf = leaf[part]
+        for layer, name in enumerate(row.names(config)):
+            tensor = next(stored.pop(key) for key in list(stored) if hf_name(key) == name)
+            expected = dequantize(tensor.data, tensor.tensor_type)
+            ours = np.asarray(leaf[layer] if row.per_layer else leaf)
+            ours = ours.T if row.transpose else ours
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                ours = interleaved(ours, 9 if "q_proj" in name else 3)
+            np.testing.assert_array_equal(ours, expected.astype(ml_dtypes.bfloat16))
+    assert not stored  # nothing of the file was left out

@@ -64,7 +64,7 @@ def write_gguf(
         f"{arch}.attention.layer_norm_rms_epsilon": spec.rms_eps,
         f"{arch}.rope.freq_base": spec.rope_theta,
         f"{arch}.rope.dimension_count": spec.head_dim,
-    } | _tokenizer_keys(name)
+    } | tokenizer_keys(name)
     for key, value in (keys | (metadata or {})).items():
         _add(writer, key, value)
     content = {}
@@ -89,7 +89,8 @@ def _gguf_name(hf_name: str) -> str:
     return f"{_NAMES.get_name(stem)}.{suffix}"
 
 
-def _tokenizer_keys(name: str) -> dict:
+def tokenizer_keys(name: str) -> dict:
+    """Metadata of the tokenizer of `tests.tiny_tokenizer`."""
     spec = TINY[name]
     model = json.loads(build_tokenizer(add_bos=False).to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get) + list(SPECIALS)

@@ -3,6 +3,7 @@
 """Loading a converted checkpoint: values, dtypes, errors, and the promise about memory."""
 
 import json
+import os
 
 import jax
 import numpy as np
@@ -78,6 +79,16 @@ def test_a_checkpoint_that_does_not_fit_its_config(checkpoint):
     (checkpoint / "config.json").write_text(json.dumps(content | {"layers": 3}))
     with pytest.raises(QEvictError, match=r"model.layers.2.\S+ of shape \S+ is missing"):
         load_params(checkpoint, read_config(checkpoint))
+
+
+def test_damaged_data(checkpoint):
+    data = max(
+        (checkpoint / "weights").rglob("*"), key=lambda file: file.stat().st_size if file.is_file() else 0
+    )
+    os.truncate(data, data.stat().st_size // 2)
+    with pytest.raises(QEvictError, match="not a readable Orbax checkpoint") as error:
+        load_params(checkpoint, read_config(checkpoint))
+    assert "\n" not in str(error.value)
 
 
 def test_weights_that_are_gone(checkpoint):
