@@ -1,0 +1,162 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention: causal over a prompt, dense over a full cache, tiered over a compressed one. Softmax in float32."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.prefill_window_mass.api import prefill_window_mass
+from pallas_kernels.tiered_decode_attention.api import Mass, Tiers, tiered_decode_attention
+from qevict_jax.cache import PerWindow, TieredCache, local_positions
+from qevict_jax.windows import KeyTransform
+
+_SPANS = 8  # a causal pass over one row of spans skips (1 - 1/_SPANS)/2 of the key blocks
+_BLOCK_BYTES = 64 << 20  # of float32 logits at a time
+
+
+def causal_attention(
+    q: Float[Array, "B S H D"], k: Float[Array, "B S K D"], v: Float[Array, "B S K D"]
+) -> tuple[Float[Array, "B S H D"], Float[Array, "B S H"]]:
+    """Causal attention of a prompt by blocks of queries: memory linear in S.
+
+    Rows may be padded on the right: a token never sees what comes after it.
+
+    Returns:
+        Output in the dtype of ``v`` and the log-sum-exp of every query's logits in float32.
+    """
+    batch, size, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    groups = heads // kv_heads
+    block = max(1, min(size, 512, _BLOCK_BYTES // (4 * batch * heads * size)))
+    span = block * -(-size // (_SPANS * block))  # queries that share one extent of keys
+    keys = jnp.transpose(k, (0, 2, 3, 1))  # [B, K, D, S]
+    values = jnp.transpose(v, (0, 2, 1, 3))  # [B, K, S, D]
+    scale = head_dim**-0.5
+
+    def attend(start: Array, extent: int) -> tuple[Array, Array]:
+        queries = lax.dynamic_slice_in_dim(padded, start, block, axis=1)
+        queries = queries.reshape(batch, block, kv_heads, groups, head_dim)
+        rows = jnp.transpose(queries, (0, 2, 1, 3, 4)).reshape(batch, kv_heads, block * groups, head_dim)
+        logits = (
+            jnp.einsum("bkqd,bkds->bkqs", rows, keys[..., :extent], preferred_element_type=jnp.float32)
+            * scale
+        )
+        positions = start + jnp.arange(block * groups) // groups
+        logits = jnp.where(jnp.arange(extent) <= positions[:, None], logits, -jnp.inf)
+        peak = logits.max(axis=-1, keepdims=True)
+        weights = jnp.exp(logits - peak)
+        total = weights.sum(axis=-1, keepdims=True)
+        out = jnp.einsum(
+            "bkqs,bksd->bkqd",
+            weights.astype(v.dtype),
+            values[:, :, :extent],
+            preferred_element_type=jnp.float32,
+        )
+        out, lse = (out / total).astype(v.dtype), (peak + jnp.log(total))[..., 0]
+        out = jnp.transpose(out.reshape(batch, kv_heads, block, groups, head_dim), (0, 2, 1, 3, 4))
+        lse = jnp.transpose(lse.reshape(batch, kv_heads, block, groups), (0, 2, 1, 3))
+        return out.reshape(batch, block, heads, head_dim), lse.reshape(batch, block, heads)
+
+    padded_size = block * -(-size // block)
+    padded = jnp.pad(q, ((0, 0), (0, padded_size - size), (0, 0), (0, 0)))
+    outs, lses = [], []
+    for first in range(0, padded_size, span):
+        last = min(first + span, padded_size)
+        starts = jnp.arange(first, last, block)
+        out, lse = lax.map(lambda start, extent=min(last, size): attend(start, extent), starts)
+        outs.append(jnp.moveaxis(out, 0, 1).reshape(batch, last - first, heads, head_dim))
+        lses.append(jnp.moveaxis(lse, 0, 1).reshape(batch, last - first, heads))
+    return jnp.concatenate(outs, axis=1)[:, :size], jnp.concatenate(lses, axis=1)[:, :size]
+
+
+def start_mass(
+    q: Float[Array, "B S H D"],
+    k: Float[Array, "B S K D"],
+    lse: Float[Array, "B S H"],
+    length: Int[Array, "B"],
+    *,
+    prefill_scores: str,
+    last_queries: int | None,
+    window: int,
+    sink: int,
+) -> Float[Array, "B windows"]:
+    """Start mass of a prompt's windows: from all queries, their mean, or the last N (`CacheConfig.prefill_scores`)."""
+    batch, size = q.shape[:2]
+    positions = jnp.arange(size, dtype=jnp.int32)
+    weight = (positions < length[:, None]).astype(jnp.float32)
+    if prefill_scores == "mean":
+        weight = weight / jnp.maximum(1, length[:, None] - positions)  # queries that see the key
+    q_positions = jnp.broadcast_to(positions, (batch, size))
+    if last_queries is not None and last_queries < size:
+        q_positions = length[:, None] - last_queries + jnp.arange(last_queries, dtype=jnp.int32)
+        index = jnp.clip(q_positions, 0, size - 1)[..., None]
+        q = jnp.take_along_axis(q, index[..., None], axis=1)
+        lse = jnp.take_along_axis(lse, index, axis=1)
+    valid = (q_positions >= 0) & (q_positions < length[:, None])
+    return prefill_window_mass(q, k, lse, q_positions, valid, weight, window=window, sink=sink)
+
+
+def dense_attention(
+    q: Float[Array, "B T H D"],
+    tokens: Float[Array, "L B S K_2_D"],
+    layer: Int[Array, ""],
+    q_positions: Int[Array, "B T"],
+) -> Float[Array, "B T H D"]:
+    """Attention over a full cache: each query sees positions up to its own. Float32."""
+    batch, count, heads, head_dim = q.shape
+    kv = lax.dynamic_index_in_dim(tokens, layer, axis=0, keepdims=False)
+    kv_heads = kv.shape[-1] // (2 * head_dim)
+    kv = kv.reshape(batch, -1, kv_heads, 2, head_dim).astype(jnp.float32)
+    rows = q.astype(jnp.float32).reshape(batch, count, kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
+    logits = jnp.einsum("btkgd,bskd->bktgs", rows, kv[..., 0, :])
+    seen = jnp.arange(kv.shape[1]) <= q_positions[..., None]
+    logits = jnp.where(seen[:, None, :, None], logits, -jnp.inf)
+    weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    out = jnp.einsum("bktgs,bskd->btkgd", weights, kv[..., 1, :])
+    return out.reshape(batch, count, heads, head_dim)
+
+
+def tiered_attention(
+    cache: TieredCache,
+    layer: Int[Array, ""],
+    q: Float[Array, "B T H D"],
+    q_positions: Int[Array, "B T"],
+    q_valid: Bool[Array, "B T"],
+    transform: KeyTransform,
+) -> tuple[Float[Array, "B T H D"], PerWindow]:
+    """Attention over the tiers of one layer, the new tokens already in the ring, and the mass of every window."""
+    layout = cache.layout
+
+    def here(stack: Array | None) -> Array | None:
+        return None if stack is None else lax.dynamic_index_in_dim(stack, layer, axis=0, keepdims=False)
+
+    full_window, code_window, dormant = here(cache.full_window), here(cache.code_window), here(cache.dormant)
+    starts = None
+    if code_window is not None:
+        attended = code_window >= 0 if dormant is None else (code_window >= 0) & ~dormant
+        starts = jnp.where(attended, layout.sink + code_window * layout.window, -1)
+    tiers = Tiers(
+        local=cache.local,
+        local_positions=local_positions(layout, cache.aged),
+        full=cache.full,
+        full_valid=None if full_window is None else full_window >= 0,
+        quantized=cache.codes,
+        quantized_starts=starts,
+    )
+    out, mass = tiered_decode_attention(
+        q,
+        q_positions,
+        q_valid,
+        tiers,
+        layer,
+        transform.inv_freq,
+        here(transform.bias),
+        kv_heads=layout.shape.kv_heads,
+        window=layout.window,
+        ring=layout.ring,
+        bits=layout.bits,
+    )
+    assert isinstance(mass, Mass)
+    return out, PerWindow(mass.ring, mass.full, mass.quantized)

@@ -1,0 +1,157 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a user chooses about a cache: one frozen, hashable record, validated where it is made."""
+
+import math
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pallas_kernels.packing import BITS, WINDOWS
+from qevict_jax.types import QEvictError
+
+POLICIES = ("qevict", "full")
+KV_DTYPES = ("bfloat16", "float16", "float32")
+PARAM_BITS = (16, 8)
+RANKINGS = ("cumulative", "decay", "p_norm", "key_norm")
+RESIDENCIES = ("exact", "ranked")
+ACCOUNTINGS = ("physical", "paper")
+
+_LAST = re.compile(r"last:([1-9][0-9]*)")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """How the KV cache is held. The default is `CacheConfig.tuned`.
+
+    Attributes:
+        policy: ``"qevict"`` (three tiers) or ``"full"`` (every token in ``kv_dtype``; only ``kv_dtype`` matters then).
+        budget: cache bytes as a fraction of the full cache at the same static capacity; must be positive.
+        budget_bytes: bytes per sequence, instead of ``budget``; excludes it.
+        kv_dtype: dtype in which full-precision keys and values are stored and charged.
+        window: W, tokens in a window, and decode steps between routing events (Omega in the paper).
+        sink: first tokens of a sequence, always kept in full precision.
+        recent: newest tokens, always kept in full precision.
+        quant_fraction: q of eq. 3, the share of the historical budget that goes to the quantized tier.
+        bits: bits of a code in the quantized tier.
+        param_bits: bits of a key scale or offset; 8-bit ones are decoded by four bfloat16 numbers per window and head.
+        ranking: importance of a window, paper Appendix J.
+        prefill_scores: start scores from the prompt: ``"all"`` sums over all prompt queries (the paper), ``"mean"`` divides
+            by the number of queries that see the key, ``"last:N"`` sums over the last N prompt queries.
+        residency: ``"ranked"`` keeps exactly the best windows in full precision and promotes quantized ones (the paper);
+            ``"exact"`` keeps a quantized window where it is, since its original values are gone.
+        accounting: ``"physical"`` charges every byte that lives between steps; ``"paper"`` charges values, codes and
+            parameters only, which reproduces the paper's capacities.
+    """
+
+    policy: str = "qevict"
+    budget: float | None = None
+    budget_bytes: int | None = None
+    kv_dtype: str = "bfloat16"
+    window: int = 8
+    sink: int = 5
+    recent: int = 32
+    quant_fraction: float = 1.0
+    bits: int = 3
+    param_bits: int = 8
+    ranking: str = "cumulative"
+    prefill_scores: str = "last:32"
+    residency: str = "exact"
+    accounting: str = "physical"
+
+    def __post_init__(self) -> None:
+        if self.budget is None and self.budget_bytes is None:
+            object.__setattr__(self, "budget", 0.2)
+        elif self.budget is not None and self.budget_bytes is not None:
+            raise QEvictError(
+                f"budget={self.budget} and budget_bytes={self.budget_bytes} exclude each other; give one"
+            )
+        _one_of("policy", self.policy, POLICIES)
+        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        _one_of("window", self.window, WINDOWS)
+        _one_of("bits", self.bits, BITS)
+        _one_of("param_bits", self.param_bits, PARAM_BITS)
+        _one_of("ranking", self.ranking, RANKINGS)
+        _one_of("residency", self.residency, RESIDENCIES)
+        _one_of("accounting", self.accounting, ACCOUNTINGS)
+        _integer("sink", self.sink, 0)
+        _integer("recent", self.recent, 1)
+        if self.budget is not None:
+            _number("budget", self.budget)
+            if not 0 < self.budget < math.inf:
+                raise QEvictError(
+                    f"budget={self.budget} must be a positive fraction of the full cache, e.g. 0.2"
+                )
+        if self.budget_bytes is not None:
+            _integer("budget_bytes", self.budget_bytes, 1)
+        _number("quant_fraction", self.quant_fraction)
+        if not 0 <= self.quant_fraction <= 1:
+            raise QEvictError(f"quant_fraction={self.quant_fraction} must lie in 0..1")
+        if not isinstance(self.prefill_scores, str) or not (
+            self.prefill_scores in ("all", "mean") or _LAST.fullmatch(self.prefill_scores)
+        ):
+            raise QEvictError(
+                f"prefill_scores={self.prefill_scores!r} must be 'all', 'mean' or 'last:N' with N >= 1, e.g. 'last:32'"
+            )
+
+    @property
+    def ring(self) -> int:
+        """R: slots of the recent ring, a multiple of W that holds ``recent + 2W - 1`` tokens."""
+        return self.window * -(-(self.recent + 2 * self.window - 1) // self.window)
+
+    @property
+    def last_queries(self) -> int | None:
+        """N of ``prefill_scores="last:N"``, None for the other modes."""
+        match = _LAST.fullmatch(self.prefill_scores)
+        return int(match.group(1)) if match else None
+
+    @classmethod
+    def paper(cls, **changes: Any) -> "CacheConfig":
+        """The configuration of the paper (Appendix B.5), for its tables."""
+        preset = cls(
+            window=8,
+            sink=5,
+            recent=32,
+            quant_fraction=0.7,
+            bits=2,
+            param_bits=16,
+            ranking="cumulative",
+            prefill_scores="all",
+            residency="ranked",
+        )
+        return _changed(preset, changes)
+
+    @classmethod
+    def tuned(cls, **changes: Any) -> "CacheConfig":
+        """The configuration that measured best in physical bytes (LOG.md); the same as ``CacheConfig()``."""
+        return _changed(cls(), changes)
+
+    @classmethod
+    def full(cls, kv_dtype: str = "bfloat16") -> "CacheConfig":
+        """The full cache: every token in ``kv_dtype``."""
+        return cls(policy="full", kv_dtype=kv_dtype)
+
+
+def _changed(preset: CacheConfig, changes: dict[str, Any]) -> CacheConfig:
+    known = [field.name for field in fields(CacheConfig)]
+    for name in changes:
+        if name not in known:
+            raise QEvictError(f"no cache setting {name!r}; there are {', '.join(known)}")
+    if changes.get("budget_bytes") is not None:
+        changes = {"budget": None, **changes}
+    return replace(preset, **changes)
+
+
+def _one_of(name: str, value: object, allowed: tuple) -> None:
+    if isinstance(value, bool) or value not in allowed:
+        raise QEvictError(f"{name}={value!r} must be one of {', '.join(map(str, allowed))}")
+
+
+def _integer(name: str, value: object, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise QEvictError(f"{name}={value!r} must be an integer >= {low}")
+
+
+def _number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise QEvictError(f"{name}={value!r} must be a number")

@@ -1,0 +1,138 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""A routing event on the whole cache: decide for all layers at once, then move bytes layer by layer.
+
+Every write is bounded and slot-stable: gather what moves, pass an optimization barrier so that reads stay before writes,
+scatter with out-of-range indices for what does not move. No tier is ever copied or selected over.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from qevict_jax.cache import PerWindow, TieredCache
+from qevict_jax.ranking import Ranking
+from qevict_jax.routing import Event, Moves, Slots, route_exact, route_ranked
+from qevict_jax.windows import KeyTransform, quantize, restore, take_windows
+
+
+def route(cache: TieredCache, ranking: Ranking, transform: KeyTransform) -> TieredCache:
+    """One routing event for every layer and row (paper algorithm 1); at most one window has left each row's ring."""
+    layout = cache.layout
+    cache = _close_scores(cache, ranking)
+    ready = jnp.maximum(0, (cache.length - layout.sink - layout.recent) // layout.window)
+    arrives = ready > cache.aged
+    ring_window = cache.aged % layout.ring_windows  # where the oldest window lies in the ring
+
+    new_score = cache.score.ring[:, jnp.arange(arrives.shape[0]), ring_window]
+    if ranking.keys is not None:
+        new_score = jax.vmap(lambda local: ranking.keys(_ring_keys(local, cache, ring_window)))(cache.local)
+    new_window = jnp.broadcast_to(jnp.where(arrives, cache.aged, -1), new_score.shape)
+    decide = route_exact
+    if layout.ranked:
+        decide = partial(route_ranked, quant_windows=layout.quant_windows)
+    slots, moves = jax.vmap(jax.vmap(decide))(_slots(cache), Event(new_window, new_score))
+    cache = _move(cache, moves, new_window, transform)
+
+    ring = cache.score.ring
+    rows = jnp.where(arrives, ring_window, layout.ring_windows)  # the place is free for a window yet to come
+    ring = ring.at[:, jnp.arange(rows.shape[0]), rows].set(0.0, mode="drop")
+    return cache.replace(
+        full_window=slots.full_window if layout.full_windows else None,
+        code_window=slots.code_window if layout.code_slots else None,
+        dormant=slots.dormant if cache.dormant is not None else None,
+        score=PerWindow(
+            ring,
+            slots.full_score if layout.full_windows else None,
+            slots.code_score if layout.code_slots else None,
+        ),
+        aged=cache.aged + arrives.astype(jnp.int32),
+    )
+
+
+def _close_scores(cache: TieredCache, ranking: Ranking) -> TieredCache:
+    """Folds the mass since the last event into the scores, for rankings that wait for events."""
+    if ranking.event is None:
+        return cache
+    return cache.replace(
+        score=jax.tree.map(ranking.event, cache.score, cache.mass),
+        mass=jax.tree.map(jnp.zeros_like, cache.mass),
+    )
+
+
+def _slots(cache: TieredCache) -> Slots:
+    lead = cache.score.ring.shape[:2]
+    nothing = jnp.zeros((*lead, 0))
+    none = nothing.astype(jnp.int32)
+    code_window = none if cache.code_window is None else cache.code_window
+    return Slots(
+        full_window=none if cache.full_window is None else cache.full_window,
+        full_score=nothing if cache.score.full is None else cache.score.full,
+        code_window=code_window,
+        code_score=nothing if cache.score.quant is None else cache.score.quant,
+        dormant=jnp.zeros(code_window.shape, bool) if cache.dormant is None else cache.dormant,
+    )
+
+
+def _ring_rows(layout, ring_window: Int[Array, "B"]) -> Int[Array, "B W"]:
+    return ring_window[:, None] * layout.window + jnp.arange(layout.window, dtype=jnp.int32)
+
+
+def _ring_keys(local: Array, cache: TieredCache, ring_window: Int[Array, "B"]) -> Array:
+    layout = cache.layout
+    tokens = jnp.take_along_axis(local, _ring_rows(layout, ring_window)[..., None], axis=1)
+    return tokens.reshape(*tokens.shape[:2], layout.shape.kv_heads, 2, -1)[..., 0, :]
+
+
+def _move(
+    cache: TieredCache, moves: Moves, new_window: Int[Array, "L B"], transform: KeyTransform
+) -> TieredCache:
+    layout = cache.layout
+    batch = jnp.arange(new_window.shape[1])[:, None]
+    ring_rows = _ring_rows(layout, cache.aged % layout.ring_windows)
+
+    def one_layer(layer: Array, tiers: tuple) -> tuple:
+        full, codes = tiers
+        bias = None if transform.bias is None else transform.bias[layer]
+        move = jax.tree.map(lambda x: x[layer], moves)
+        # the whole window from the ring, as one more source behind the slots
+        fresh = cache.local[layer, batch, ring_rows][:, None]
+
+        to_write = None
+        if codes is not None:
+            tokens, windows = fresh, new_window[layer][:, None]
+            if full is not None:
+                source = jnp.minimum(move.code_source, layout.full_windows - 1)
+                from_ring = move.code_source == layout.full_windows
+                tokens = jnp.where(from_ring[..., None, None], fresh, full[layer, batch, source])
+                old = jnp.take_along_axis(cache.full_window[layer], source, axis=1)
+                windows = jnp.where(from_ring, windows, old)
+            to_write = quantize(tokens, windows, layout, transform.inv_freq, bias)
+
+        to_fill = None
+        if full is not None:
+            to_fill = jnp.broadcast_to(fresh, (*move.full_slot.shape, *fresh.shape[2:]))
+            if layout.ranked:
+                source = jnp.minimum(move.full_source, layout.code_slots - 1)
+                promoted = take_windows(jax.tree.map(lambda x: x[layer], codes), source)
+                windows = jnp.take_along_axis(cache.code_window[layer], source, axis=1)
+                tokens = restore(promoted, windows, layout, transform.inv_freq, bias)
+                from_ring = move.full_source == layout.code_slots
+                to_fill = jnp.where(from_ring[..., None, None], to_fill, tokens)
+
+        to_write, to_fill = lax.optimization_barrier((to_write, to_fill))
+        if codes is not None:
+            codes = jax.tree.map(
+                lambda stack, rows: stack.at[layer, batch, move.code_slot].set(rows, mode="drop"),
+                codes,
+                to_write,
+            )
+        if full is not None:
+            full = full.at[layer, batch, move.full_slot].set(to_fill, mode="drop")
+        return full, codes
+
+    full, codes = lax.fori_loop(0, layout.shape.layers, one_layer, (cache.full, cache.codes))
+    return cache.replace(full=full, codes=codes)

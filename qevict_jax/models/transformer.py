@@ -1,0 +1,126 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder that Llama, Qwen2.5 and Mistral share, as Flax modules with the layers stacked.
+
+The modules hold parameters and the arithmetic of one layer; how keys and values are kept is the caller's business, who
+runs the layers under `lax.scan` (`steps`). Attribute names are the paths of the parameter tree that `load_params` returns.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from qevict_jax.models.config import ModelConfig
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm in float32, ``x / sqrt(mean(x^2) + eps) * scale`` (arXiv:1910.07467)."""
+
+    def __init__(self, width: int, eps: float, dtype: jnp.dtype):
+        self.scale = nnx.Param(jnp.ones((width,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*n E"]) -> Float[Array, "*n E"]:
+        wide = x.astype(jnp.float32)
+        normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (normed * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+class Projection(nnx.Module):
+    """``x @ kernel + bias``, kernel ``[in, out]``."""
+
+    def __init__(
+        self, width_in: int, width_out: int, dtype: jnp.dtype, *, bias: bool = False, rngs: nnx.Rngs
+    ):
+        init = nnx.initializers.normal(width_in**-0.5)
+        self.kernel = nnx.Param(init(rngs.params(), (width_in, width_out), dtype))
+        self.bias = nnx.Param(jnp.zeros((width_out,), dtype)) if bias else None
+
+    def __call__(self, x: Float[Array, "*n in"]) -> Float[Array, "*n out"]:
+        out = x @ self.kernel[...]
+        return out if self.bias is None else out + self.bias[...]
+
+
+class Attention(nnx.Module):
+    """Projections of grouped-query attention."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q = Projection(config.hidden, queries, dtype, bias=config.qkv_bias, rngs=rngs)
+        self.k = Projection(config.hidden, keys, dtype, bias=config.qkv_bias, rngs=rngs)
+        self.v = Projection(config.hidden, keys, dtype, bias=config.qkv_bias, rngs=rngs)
+        self.o = Projection(queries, config.hidden, dtype, rngs=rngs)
+        self.head_dim = config.head_dim
+
+    def qkv(
+        self, x: Float[Array, "B T E"]
+    ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"], Float[Array, "B T K D"]]:
+        """Queries, keys and values, before RoPE."""
+        q, k, v = (p(x).reshape(*x.shape[:-1], -1, self.head_dim) for p in (self.q, self.k, self.v))
+        return q, k, v
+
+    def out(self, heads: Float[Array, "B T H D"]) -> Float[Array, "B T E"]:
+        """Back to the residual stream."""
+        return self.o(heads.reshape(*heads.shape[:-2], -1))
+
+
+class MLP(nnx.Module):
+    """Gated MLP, ``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.gate = Projection(config.hidden, config.mlp, dtype, rngs=rngs)
+        self.up = Projection(config.hidden, config.mlp, dtype, rngs=rngs)
+        self.down = Projection(config.mlp, config.hidden, dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """One decoder layer."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.attn_norm = RMSNorm(config.hidden, config.rms_eps, dtype)
+        self.attn = Attention(config, dtype, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.hidden, config.rms_eps, dtype)
+        self.mlp = MLP(config, dtype, rngs=rngs)
+
+
+class Embedding(nnx.Module):
+    """Token embedding ``[V, E]``."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.weight = nnx.Param(
+            nnx.initializers.normal(0.02)(rngs.params(), (config.vocab, config.hidden), dtype)
+        )
+
+
+class Transformer(nnx.Module):
+    """Embedding, L stacked blocks, final norm, output projection (the embedding itself where tied)."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+        self.embed = Embedding(config, dtype, rngs=rngs)
+
+        @nnx.split_rngs(splits=config.layers)
+        @nnx.vmap(axis_size=config.layers)
+        def stack(rngs: nnx.Rngs) -> Block:
+            return Block(config, dtype, rngs=rngs)
+
+        self.blocks = stack(rngs)
+        self.final_norm = RMSNorm(config.hidden, config.rms_eps, dtype)
+        tied = config.tie_embeddings
+        self.lm_head = None if tied else Projection(config.hidden, config.vocab, dtype, rngs=rngs)
+
+    def lookup(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
+        """Embeds token ids."""
+        return self.embed.weight[...][tokens]
+
+    def logits(self, x: Float[Array, "*n E"]) -> Float[Array, "*n V"]:
+        """Next-token logits in float32."""
+        x = self.final_norm(x)
+        if self.lm_head is not None:
+            return jnp.einsum(
+                "...e,ev->...v", x, self.lm_head.kernel[...], preferred_element_type=jnp.float32
+            )
+        return jnp.einsum("...e,ve->...v", x, self.embed.weight[...], preferred_element_type=jnp.float32)

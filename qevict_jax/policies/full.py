@@ -1,0 +1,80 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""The full cache: every token in one dense array, nothing scored and nothing moved."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from qevict_jax.attention import dense_attention
+from qevict_jax.plan import CachePlan
+from qevict_jax.policies.base import Prompt
+from qevict_jax.types import KVShape
+from qevict_jax.windows import KeyTransform
+
+
+@struct.dataclass
+class DenseCache:
+    """Keys after RoPE and values of every token, a row per token: ``[L, B, S, K*2*D]``; ``length`` is ``[B]``."""
+
+    tokens: Float[Array, "L B S K_2_D"]
+    length: Int[Array, "B"]
+
+
+@dataclass(frozen=True)
+class Full:
+    """The uncompressed reference. ``event_steps`` is the block of steps compiled together; no event happens."""
+
+    plan: CachePlan
+    shape: KVShape
+    event_steps: int = 8
+
+    def init(self, batch: int) -> DenseCache:
+        """An empty cache of ``plan.total_len`` tokens a row."""
+        row = self.shape.kv_heads * 2 * self.shape.head_dim
+        tokens = jnp.zeros((self.shape.layers, batch, self.plan.total_len, row), self.shape.dtype)
+        return DenseCache(tokens, jnp.zeros((batch,), jnp.int32))
+
+    def admit(
+        self, cache: DenseCache, layer: Int[Array, ""], prompt: Prompt, transform: KeyTransform
+    ) -> DenseCache:
+        """Stores the prompt; what lies beyond a row's length is overwritten before it is seen."""
+        tokens = merge_kv(prompt.k, prompt.v).astype(cache.tokens.dtype)
+        return cache.replace(tokens=cache.tokens.at[layer, :, : tokens.shape[1]].set(tokens))
+
+    def admitted(self, cache: DenseCache, length: Int[Array, "B"]) -> DenseCache:
+        """Sets the lengths."""
+        return cache.replace(length=length)
+
+    def attend(
+        self,
+        cache: DenseCache,
+        layer: Int[Array, ""],
+        q: Float[Array, "B T H D"],
+        tokens: Float[Array, "B T K_2_D"],
+        valid: Bool[Array, "B T"],
+        transform: KeyTransform,
+    ) -> tuple[DenseCache, Float[Array, "B T H D"], None]:
+        """Appends and attends to everything up to each query's own position."""
+        batch, count = valid.shape
+        positions = cache.length[:, None] + jnp.arange(count, dtype=jnp.int32)
+        rows = jnp.where(valid, positions, cache.tokens.shape[2])
+        stack = cache.tokens.at[layer, jnp.arange(batch)[:, None], rows].set(
+            tokens.astype(cache.tokens.dtype), mode="drop"
+        )
+        return cache.replace(tokens=stack), dense_attention(q, stack, layer, positions), None
+
+    def observe(self, cache: DenseCache, seen: None, count: Int[Array, "B"]) -> DenseCache:
+        """Advances the lengths."""
+        return cache.replace(length=cache.length + count)
+
+    def route(self, cache: DenseCache, transform: KeyTransform) -> DenseCache:
+        """Nothing moves."""
+        return cache
+
+
+def merge_kv(k: Float[Array, "*n K D"], v: Float[Array, "*n K D"]) -> Float[Array, "*n K_2_D"]:
+    """One row per token: key then value of each head."""
+    return jnp.stack([k, v], axis=-2).reshape(*k.shape[:-2], -1)

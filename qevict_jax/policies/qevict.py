@@ -1,0 +1,99 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""QEvict: three tiers of windows under a byte budget (paper section 4; arXiv:2608.05326).
+
+Deviations from the paper are options of `CacheConfig`; `CacheConfig.paper` sets all of them to the paper's choice, except
+that scores take every decode step into account, where the paper's code sees attention only at routing steps (Appendix H).
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from qevict_jax.admission import admit, aged_windows
+from qevict_jax.attention import start_mass, tiered_attention
+from qevict_jax.cache import PerWindow, TieredCache, TierLayout, append_tokens, init_cache
+from qevict_jax.event import route
+from qevict_jax.plan import CachePlan
+from qevict_jax.policies.base import Prompt
+from qevict_jax.policies.full import merge_kv
+from qevict_jax.ranking import RANKINGS, Ranking
+from qevict_jax.windows import KeyTransform
+
+
+@dataclass(frozen=True)
+class QEvict:
+    """The tiered cache behind the policy interface."""
+
+    plan: CachePlan
+
+    @property
+    def layout(self) -> TierLayout:
+        """Capacities."""
+        assert self.plan.layout is not None
+        return self.plan.layout
+
+    @property
+    def ranking(self) -> Ranking:
+        """The ranking function."""
+        return RANKINGS[self.plan.config.ranking]
+
+    @property
+    def event_steps(self) -> int:
+        """W."""
+        return self.layout.window
+
+    def init(self, batch: int) -> TieredCache:
+        """An empty cache."""
+        return init_cache(self.layout, batch)
+
+    def admit(
+        self, cache: TieredCache, layer: Int[Array, ""], prompt: Prompt, transform: KeyTransform
+    ) -> TieredCache:
+        """Scores the prompt's windows and writes this layer's tiers."""
+        config = self.plan.config
+        mass = start_mass(
+            prompt.q,
+            prompt.k,
+            prompt.lse,
+            prompt.length,
+            prefill_scores=config.prefill_scores,
+            last_queries=config.last_queries,
+            window=config.window,
+            sink=config.sink,
+        )
+        bias = None if transform.bias is None else transform.bias[layer]
+        tokens = merge_kv(prompt.k, prompt.v)
+        return admit(cache, layer, tokens, mass, prompt.length, self.ranking, transform.inv_freq, bias)
+
+    def admitted(self, cache: TieredCache, length: Int[Array, "B"]) -> TieredCache:
+        """Sets the lengths."""
+        return cache.replace(length=length, aged=aged_windows(self.layout, length))
+
+    def attend(
+        self,
+        cache: TieredCache,
+        layer: Int[Array, ""],
+        q: Float[Array, "B T H D"],
+        tokens: Float[Array, "B T K_2_D"],
+        valid: Bool[Array, "B T"],
+        transform: KeyTransform,
+    ) -> tuple[TieredCache, Float[Array, "B T H D"], PerWindow]:
+        """Appends to the ring, attends to all tiers, and returns the mass of every window."""
+        positions = cache.length[:, None] + jnp.arange(valid.shape[1], dtype=jnp.int32)
+        cache = cache.replace(local=append_tokens(cache.local, self.layout, layer, tokens, positions, valid))
+        out, mass = tiered_attention(cache, layer, q, positions, valid, transform)
+        return cache, out, mass
+
+    def observe(self, cache: TieredCache, seen: PerWindow, count: Int[Array, "B"]) -> TieredCache:
+        """Adds the mass of this step to the scores, or to the mass since the last event."""
+        cache = cache.replace(length=cache.length + count)
+        if self.ranking.event is not None:
+            return cache.replace(mass=jax.tree.map(jnp.add, cache.mass, seen))
+        return cache.replace(score=jax.tree.map(self.ranking.observe, cache.score, seen))
+
+    def route(self, cache: TieredCache, transform: KeyTransform) -> TieredCache:
+        """One routing event."""
+        return route(cache, self.ranking, transform)
