@@ -44,9 +44,7 @@ def planes(bits: int, window: int) -> tuple[Plane, ...]:
         ValueError: if ``bits`` or ``window`` is not one of `BITS` and `WINDOWS`.
     """
     if bits not in BITS or window not in WINDOWS:
-        raise ValueError(
-            f"no bit layout for bits={bits}, window={window}; bits in {BITS}, window in {WINDOWS}"
-        )
+        raise ValueError(f"no bit layout for bits={bits}, window={window}; bits in {BITS}, window in {WINDOWS}")
     made = []
     for plane_bits, low in _PLANES[bits]:
         word_bits = min(32, max(8, plane_bits * window))  # the 1-bit plane at W = 4 leaves half a byte empty

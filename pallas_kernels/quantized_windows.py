@@ -110,9 +110,7 @@ def decode_keys(
     return unpack(codes, bits, window, axis=1).astype(jnp.float32) * scale[:, None] + offset[:, None]
 
 
-def decode_value_codes(
-    codes: tuple[Integer[Array, "words Q D"], ...], bits: int, window: int
-) -> Float[Array, "W Q D"]:
+def decode_value_codes(codes: tuple[Integer[Array, "words Q D"], ...], bits: int, window: int) -> Float[Array, "W Q D"]:
     """One head's value codes as float32. Scale and offset stay apart: they fold into the probabilities."""
     return unpack(codes, bits, window, axis=0).astype(jnp.float32)
 

@@ -92,9 +92,7 @@ def admit(
             code_score = _pad(best_score[:, cut:], layout.code_slots, 0.0)
             assert cache.codes is not None and cache.code_window is not None
             cache = cache.replace(
-                codes=jax.tree.map(
-                    lambda stack, made: stack.at[layer, :, : keep - cut].set(made), cache.codes, codes
-                ),
+                codes=jax.tree.map(lambda stack, made: stack.at[layer, :, : keep - cut].set(made), cache.codes, codes),
                 code_window=cache.code_window.at[layer].set(_pad(best[:, cut:], layout.code_slots, -1)),
             )
 

@@ -38,10 +38,7 @@ def causal_attention(
         queries = lax.dynamic_slice_in_dim(padded, start, block, axis=1)
         queries = queries.reshape(batch, block, kv_heads, groups, head_dim)
         rows = jnp.transpose(queries, (0, 2, 1, 3, 4)).reshape(batch, kv_heads, block * groups, head_dim)
-        logits = (
-            jnp.einsum("bkqd,bkds->bkqs", rows, keys[..., :extent], preferred_element_type=jnp.float32)
-            * scale
-        )
+        logits = jnp.einsum("bkqd,bkds->bkqs", rows, keys[..., :extent], preferred_element_type=jnp.float32) * scale
         positions = start + jnp.arange(block * groups) // groups
         logits = jnp.where(jnp.arange(extent) <= positions[:, None], logits, -jnp.inf)
         peak = logits.max(axis=-1, keepdims=True)

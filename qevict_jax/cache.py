@@ -128,8 +128,7 @@ def abstract_cache(layout: TierLayout, batch: int) -> TieredCache:
         word = jnp.uint16 if layout.param_bits == 8 else jnp.uint32
         quantized = QuantizedWindows(
             codes=tuple(
-                array(plane.dtype, codes, plane.words * layout.row)
-                for plane in planes(layout.bits, layout.window)
+                array(plane.dtype, codes, plane.words * layout.row) for plane in planes(layout.bits, layout.window)
             ),
             key_params=array(word, codes, kv_heads * head_dim),
             scalars=array(jnp.bfloat16, codes, layout.scalar_row),
@@ -165,9 +164,7 @@ def nbytes(cache: object) -> int:
 
 def local_row(layout: TierLayout, positions: Int[Array, "*n"]) -> Int[Array, "*n"]:
     """Row of ``local`` in which a position lies."""
-    return jnp.where(
-        positions < layout.sink, layout.ring + positions, (positions - layout.sink) % layout.ring
-    )
+    return jnp.where(positions < layout.sink, layout.ring + positions, (positions - layout.sink) % layout.ring)
 
 
 def local_positions(layout: TierLayout, aged: Int[Array, "B"]) -> Int[Array, "B rows"]:

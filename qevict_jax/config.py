@@ -63,9 +63,7 @@ class CacheConfig:
         if self.budget is None and self.budget_bytes is None:
             object.__setattr__(self, "budget", 0.2)
         elif self.budget is not None and self.budget_bytes is not None:
-            raise QEvictError(
-                f"budget={self.budget} and budget_bytes={self.budget_bytes} exclude each other; give one"
-            )
+            raise QEvictError(f"budget={self.budget} and budget_bytes={self.budget_bytes} exclude each other; give one")
         _one_of("policy", self.policy, POLICIES)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _one_of("window", self.window, WINDOWS)
@@ -79,9 +77,7 @@ class CacheConfig:
         if self.budget is not None:
             _number("budget", self.budget)
             if not 0 < self.budget < math.inf:
-                raise QEvictError(
-                    f"budget={self.budget} must be a positive fraction of the full cache, e.g. 0.2"
-                )
+                raise QEvictError(f"budget={self.budget} must be a positive fraction of the full cache, e.g. 0.2")
         if self.budget_bytes is not None:
             _integer("budget_bytes", self.budget_bytes, 1)
         _number("quant_fraction", self.quant_fraction)

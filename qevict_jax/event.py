@@ -87,9 +87,7 @@ def _ring_keys(local: Array, cache: TieredCache, ring_window: Int[Array, "B"]) -
     return tokens.reshape(*tokens.shape[:2], layout.shape.kv_heads, 2, -1)[..., 0, :]
 
 
-def _move(
-    cache: TieredCache, moves: Moves, new_window: Int[Array, "L B"], transform: KeyTransform
-) -> TieredCache:
+def _move(cache: TieredCache, moves: Moves, new_window: Int[Array, "L B"], transform: KeyTransform) -> TieredCache:
     layout = cache.layout
     batch = jnp.arange(new_window.shape[1])[:, None]
     ring_rows = _ring_rows(layout, cache.aged % layout.ring_windows)

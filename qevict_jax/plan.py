@@ -95,9 +95,7 @@ class _Capacities:
 
     def __init__(self, shape: KVShape, config: CacheConfig, total_len: int, slot_multiple: int) -> None:
         self.shape, self.config, self.multiple = shape, config, slot_multiple
-        self.most = max(
-            0, (total_len - config.sink - config.recent) // config.window
-        )  # windows that ever age
+        self.most = max(0, (total_len - config.sink - config.recent) // config.window)  # windows that ever age
         self.ranked = config.residency == "ranked"
         self.paper = config.accounting == "paper"
 

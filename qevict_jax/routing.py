@@ -120,9 +120,7 @@ def route_ranked(slots: Slots, new: Event, quant_windows: int) -> tuple[Slots, M
     of_full, of_codes, of_new = slice(0, full_slots), slice(full_slots, full_slots + code_slots), -1
 
     # codes that exist for the window in each full slot
-    owner = (
-        (slots.full_window[:, None] == slots.code_window) & slots.dormant & (slots.full_window >= 0)[:, None]
-    )
+    owner = (slots.full_window[:, None] == slots.code_window) & slots.dormant & (slots.full_window >= 0)[:, None]
     has_codes = owner.any(axis=1)
 
     # into full slots: attended windows and the newcomer that rank there, best first, into slots that are given up
@@ -150,9 +148,7 @@ def route_ranked(slots: Slots, new: Event, quant_windows: int) -> tuple[Slots, M
     of_source = jnp.where(code_source == full_slots, rank.shape[0] - 1, code_source)
     code_window = jnp.where(kept, slots.code_window, -1).at[code_slot].set(windows[of_source], mode="drop")
     woken_score = jnp.where(owner, slots.full_score[:, None], 0.0).sum(axis=0)
-    code_score = (
-        jnp.where(wakes, woken_score, slots.code_score).at[code_slot].set(scores[of_source], mode="drop")
-    )
+    code_score = jnp.where(wakes, woken_score, slots.code_score).at[code_slot].set(scores[of_source], mode="drop")
     dormant = ((slots.dormant & ~wakes) | sleeps) & kept
     dormant = dormant.at[code_slot].set(False, mode="drop")
     new_slots = Slots(full_window, full_score, code_window, code_score, dormant)

@@ -169,9 +169,7 @@ def _softmax(logits: list[Float[Array, "B K TG _"]]) -> list[Float[Array, "B K T
     return [x * scale for x in exps]
 
 
-def _received(
-    weights: Float[Array, "B K TG S"], q_valid: Bool[Array, "B T"], groups: int
-) -> Float[Array, "B S"]:
+def _received(weights: Float[Array, "B K TG S"], q_valid: Bool[Array, "B T"], groups: int) -> Float[Array, "B S"]:
     """Mass of every token: the sum over valid query tokens of the mean over heads."""
     batch, kv_heads, rows, length = weights.shape
     by_token = weights.reshape(batch, kv_heads, rows // groups, groups, length).sum(axis=(1, 3))

@@ -86,9 +86,7 @@ class ModelConfig:
         if self.architecture not in ARCHITECTURES:
             raise QEvictError(f"model config: architecture {self.architecture!r} is none of {ARCHITECTURES}")
         if self.heads % self.kv_heads:
-            raise QEvictError(
-                f"model config: heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
-            )
+            raise QEvictError(f"model config: heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
             raise QEvictError(f"model config: rotary embedding needs an even head_dim, got {self.head_dim}")
         if self.dtype not in DTYPES:
@@ -133,9 +131,7 @@ class ModelConfig:
         """
         architecture = content.get("model_type")
         if architecture not in ARCHITECTURES:
-            raise QEvictError(
-                f"model type {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
-            )
+            raise QEvictError(f"model type {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
         content = _DEFAULTS[architecture] | dict(content)
         _refuse_unsupported(content)
         heads, hidden = _required(content, "num_attention_heads"), _required(content, "hidden_size")

@@ -20,9 +20,7 @@ def inverse_frequencies(config: ModelConfig) -> Float[np.ndarray, "halfD"]:
     scaling = config.rope_scaling
     if scaling is None:
         return inv_freq
-    factor, low, high = (
-        np.float32(x) for x in (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
-    )
+    factor, low, high = (np.float32(x) for x in (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor))
     context = np.float32(scaling.original_max_position)
     wavelength = np.float32(2 * np.pi) / inv_freq
     smooth = (context / wavelength - low) / (high - low)

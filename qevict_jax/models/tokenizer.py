@@ -33,9 +33,7 @@ class Tokenizer:
         # Padding and truncation saved in tokenizer.json would change prompts behind the caller's back.
         backend.no_padding()
         backend.no_truncation()
-        special = {
-            key: _content(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")
-        }
+        special = {key: _content(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
         self._special_tokens = {key: token for key, token in special.items() if token is not None}
         self.bos_id: int | None = self._special_id("bos_token") if self._starts_with_bos(config) else None
         eos_id = self._special_id("eos_token")

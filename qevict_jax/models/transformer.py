@@ -30,9 +30,7 @@ class RMSNorm(nnx.Module):
 class Projection(nnx.Module):
     """``x @ kernel + bias``, kernel ``[in, out]``."""
 
-    def __init__(
-        self, width_in: int, width_out: int, dtype: jnp.dtype, *, bias: bool = False, rngs: nnx.Rngs
-    ):
+    def __init__(self, width_in: int, width_out: int, dtype: jnp.dtype, *, bias: bool = False, rngs: nnx.Rngs):
         init = nnx.initializers.normal(width_in**-0.5)
         self.kernel = nnx.Param(init(rngs.params(), (width_in, width_out), dtype))
         self.bias = nnx.Param(jnp.zeros((width_out,), dtype)) if bias else None
@@ -91,9 +89,7 @@ class Embedding(nnx.Module):
     """Token embedding ``[V, E]``."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
-        self.weight = nnx.Param(
-            nnx.initializers.normal(0.02)(rngs.params(), (config.vocab, config.hidden), dtype)
-        )
+        self.weight = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (config.vocab, config.hidden), dtype))
 
 
 class Transformer(nnx.Module):
@@ -120,7 +116,5 @@ class Transformer(nnx.Module):
         """Next-token logits in float32."""
         x = self.final_norm(x)
         if self.lm_head is not None:
-            return jnp.einsum(
-                "...e,ev->...v", x, self.lm_head.kernel[...], preferred_element_type=jnp.float32
-            )
+            return jnp.einsum("...e,ev->...v", x, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
         return jnp.einsum("...e,ve->...v", x, self.embed.weight[...], preferred_element_type=jnp.float32)

@@ -26,9 +26,7 @@ def _qevict(plan: CachePlan, shape: KVShape) -> Policy:
 POLICIES = {"full": _full, "qevict": _qevict}
 
 
-def make_policy(
-    shape: KVShape, config: CacheConfig, total_len: int, *, platform: str | None = None
-) -> Policy:
+def make_policy(shape: KVShape, config: CacheConfig, total_len: int, *, platform: str | None = None) -> Policy:
     """The policy that holds sequences of up to ``total_len`` tokens.
 
     Args:

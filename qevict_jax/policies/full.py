@@ -37,9 +37,7 @@ class Full:
         tokens = jnp.zeros((self.shape.layers, batch, self.plan.total_len, row), self.shape.dtype)
         return DenseCache(tokens, jnp.zeros((batch,), jnp.int32))
 
-    def admit(
-        self, cache: DenseCache, layer: Int[Array, ""], prompt: Prompt, transform: KeyTransform
-    ) -> DenseCache:
+    def admit(self, cache: DenseCache, layer: Int[Array, ""], prompt: Prompt, transform: KeyTransform) -> DenseCache:
         """Stores the prompt; what lies beyond a row's length is overwritten before it is seen."""
         tokens = merge_kv(prompt.k, prompt.v).astype(cache.tokens.dtype)
         return cache.replace(tokens=cache.tokens.at[layer, :, : tokens.shape[1]].set(tokens))

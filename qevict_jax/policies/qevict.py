@@ -49,9 +49,7 @@ class QEvict:
         """An empty cache."""
         return init_cache(self.layout, batch)
 
-    def admit(
-        self, cache: TieredCache, layer: Int[Array, ""], prompt: Prompt, transform: KeyTransform
-    ) -> TieredCache:
+    def admit(self, cache: TieredCache, layer: Int[Array, ""], prompt: Prompt, transform: KeyTransform) -> TieredCache:
         """Scores the prompt's windows and writes this layer's tiers."""
         config = self.plan.config
         mass = start_mass(
