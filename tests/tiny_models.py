@@ -115,7 +115,7 @@ def _tensor(name: str, spec: TinySpec, key: str, shape: tuple[int, ...]) -> np.n
         return np.float32(0.3) * noise
     if key == "model.embed_tokens.weight":
         return noise * np.float32(3 / spec.hidden**0.5 if spec.tied else 1)
-    # Queries stay small where keys are huge, or float32 itself would blur the logits by more than the tests allow.
+    # Queries stay small where keys are huge, or float32 itself would blur the logits more than the tests allow.
     query_gain = 0.5 if spec.qkv_bias else 1.5
     gain = {"q_proj": query_gain, "k_proj": 1.5, "lm_head": 3.0}.get(key.split(".")[-2], 1.0)
     return noise * np.float32(gain / shape[1] ** 0.5)
