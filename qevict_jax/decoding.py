@@ -1,0 +1,168 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled programs of generation, all built from one decode step and one routing event.
+
+`start` reads prompts and draws the first tokens; `run` decodes to the end under one `lax.while_loop`; `block` is its body,
+used from Python where stop strings must be looked at; `token` and `event` are the same step and event one by one, for
+streaming; `feed` takes given tokens, for a chat turn.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, struct
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from qevict_jax.models import steps
+from qevict_jax.policies import Policy
+from qevict_jax.sampling import Filters, Numbers, sample
+
+
+@struct.dataclass
+class DecodeState:
+    """Everything that changes while a batch decodes; donated from step to step.
+
+    Attributes:
+        cache: the KV cache.
+        last: the newest token of each row, drawn but not yet fed.
+        tokens: ``[B, M]`` drawn tokens.
+        log_probs: ``[B, M]`` float32 log-probabilities of them under the model, or None.
+        count: how many of them there are.
+        active: rows that go on.
+        limit: tokens each row may draw.
+    """
+
+    cache: Any
+    last: Int[Array, "B"]
+    tokens: Int[Array, "B M"]
+    log_probs: Float[Array, "B M"] | None
+    count: Int[Array, "B"]
+    active: Bool[Array, "B"]
+    limit: Int[Array, "B"]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The static half of generation; hashable, the key under which its programs are compiled.
+
+    Attributes:
+        program: the model.
+        policy: the cache policy.
+        filters: the sampling filters in use.
+        eos: ids that end a row.
+        capacity: M, the most tokens drawn.
+        log_probs: whether log-probabilities are kept.
+    """
+
+    program: steps.Program
+    policy: Policy
+    filters: Filters
+    eos: tuple[int, ...]
+    capacity: int
+    log_probs: bool = False
+
+    def start(
+        self,
+        params: nnx.State,
+        prompts: Int[Array, "B S"],
+        length: Int[Array, "B"],
+        limit: Int[Array, "B"],
+        numbers: Numbers,
+    ) -> DecodeState:
+        """Reads prompts, padded on the right, and draws the first token of each row that has a prompt."""
+        logits, cache = steps.prefill(self.program, params, self.policy, prompts, length)
+        batch = prompts.shape[0]
+        return self.draw(self.fresh(cache, batch, limit, length > 0), logits, numbers)
+
+    def fresh(self, cache: Any, batch: int, limit: Int[Array, "B"], active: Bool[Array, "B"]) -> DecodeState:
+        """A state that has drawn nothing yet."""
+        return DecodeState(
+            cache=cache,
+            last=jnp.zeros((batch,), jnp.int32),
+            tokens=jnp.zeros((batch, self.capacity), jnp.int32),
+            log_probs=jnp.zeros((batch, self.capacity), jnp.float32) if self.log_probs else None,
+            count=jnp.zeros((batch,), jnp.int32),
+            active=active & (limit > 0),
+            limit=limit,
+        )
+
+    def draw(self, state: DecodeState, logits: Float[Array, "B V"], numbers: Numbers) -> DecodeState:
+        """Draws the next token of every active row."""
+        chosen = jnp.where(state.active, sample(logits, self.filters, numbers, state.count), state.last)
+        rows = jnp.arange(chosen.shape[0])
+        column = jnp.where(state.active, state.count, self.capacity)
+        log_probs = state.log_probs
+        if log_probs is not None:
+            log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[:, None], axis=1)[:, 0]
+            log_probs = log_probs.at[rows, column].set(log_prob, mode="drop")
+        count = state.count + state.active.astype(jnp.int32)
+        ended = jnp.isin(chosen, jnp.asarray(self.eos, jnp.int32)) | (count >= state.limit)
+        return state.replace(
+            last=chosen,
+            tokens=state.tokens.at[rows, column].set(chosen, mode="drop"),
+            log_probs=log_probs,
+            count=count,
+            active=state.active & ~ended,
+        )
+
+    def token(self, params: nnx.State, state: DecodeState, numbers: Numbers) -> DecodeState:
+        """One decode step: feeds the newest token of every active row and draws the next."""
+        fed = state.active.astype(jnp.int32)
+        logits, cache = steps.step(self.program, params, self.policy, state.cache, state.last[:, None], fed)
+        return self.draw(state.replace(cache=cache), logits, numbers)
+
+    def event(self, params: nnx.State, state: DecodeState) -> DecodeState:
+        """The routing event that follows every ``policy.event_steps`` decode steps."""
+        return state.replace(cache=steps.route(self.program, params, self.policy, state.cache))
+
+    def block(self, params: nnx.State, state: DecodeState, numbers: Numbers) -> DecodeState:
+        """``policy.event_steps`` decode steps, or as many as any row still wants, and one event."""
+        wanted = jnp.max(jnp.where(state.active, state.limit - state.count, 0))
+        count = jnp.minimum(wanted, self.policy.event_steps)
+        state = lax.fori_loop(0, count, lambda _, state: self.token(params, state, numbers), state)
+        return self.event(params, state)
+
+    def run(self, params: nnx.State, state: DecodeState, numbers: Numbers) -> DecodeState:
+        """Decodes until every row has ended."""
+        return lax.while_loop(lambda s: s.active.any(), lambda s: self.block(params, s, numbers), state)
+
+    def feed(
+        self, params: nnx.State, cache: Any, tokens: Int[Array, "B T"], count: Int[Array, "B"]
+    ) -> tuple[Float[Array, "B V"], Any]:
+        """Takes up to ``policy.event_steps`` given tokens a row and routes; logits after the last of them."""
+        logits, cache = steps.step(self.program, params, self.policy, cache, tokens, count)
+        return logits, steps.route(self.program, params, self.policy, cache)
+
+
+# name of a program -> position of the argument whose memory the result reuses
+_DONATED = {"start": (), "token": (1,), "event": (1,), "block": (1,), "run": (1,), "feed": (1,), "draw": (0,)}
+
+
+class Compiled:
+    """The programs of a decoder, compiled when first called with new shapes; adds up what that took."""
+
+    def __init__(self, decoder: Decoder):
+        self.decoder = decoder
+        self.seconds = 0.0
+
+    def __call__(self, name: str, *args: Any) -> Any:
+        """Runs a program of the decoder, compiling it first if these shapes are new."""
+        leaves, tree = jax.tree.flatten(args)
+        shapes = tuple((x.shape, x.dtype) for x in leaves)
+        started = time.perf_counter()
+        executable, fresh = _executable(self.decoder, name, tree, shapes), time.perf_counter()
+        self.seconds += fresh - started
+        return executable(*args)
+
+
+@lru_cache(maxsize=256)
+def _executable(decoder: Decoder, name: str, tree: Any, shapes: tuple) -> Any:
+    """Ahead-of-time compilation, so that its time can be told from that of running."""
+    abstract = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes])
+    jitted = jax.jit(getattr(decoder, name), donate_argnums=_DONATED[name])
+    return jitted.lower(*abstract).compile()
