@@ -66,9 +66,7 @@ def open_source(src: Path) -> Source:
     if src.is_dir():
         return HuggingFaceDirectory(src)
     if src.suffix == ".safetensors":
-        raise QEvictError(
-            f"{src} is one file of a model; give its directory, with config.json and tokenizer.json"
-        )
+        raise QEvictError(f"{src} is one file of a model; give its directory, with config.json and tokenizer.json")
     return GGUFModel(src)
 
 

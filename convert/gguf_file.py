@@ -36,13 +36,14 @@ class GGUFFile:
         with path.open("rb") as file:
             magic = file.read(4)
         if magic != b"GGUF":
-            raise QEvictError(f"{path} is not a GGUF file (it begins with {magic!r})")
+            raise QEvictError(f"{path} is neither a model directory nor a GGUF file (it begins with {magic!r})")
         try:
             reader = gguf.GGUFReader(path)
-        except (ValueError, IndexError, KeyError) as error:
+        except (ValueError, IndexError, KeyError):
             # The reader walks off the end of a short file in many places, each with its own message.
+            size = path.stat().st_size
             raise QEvictError(
-                f"{path} is truncated or damaged ({path.stat().st_size} bytes): {error}"
+                f"{path} is truncated or damaged: its {size} bytes do not hold what the header promises"
             ) from None
         self.metadata: dict[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
         parts = self.metadata.get("split.count", 1)

@@ -99,14 +99,10 @@ class GGUFModel:
         heads, hidden = value("attention.head_count"), value("embedding_length")
         head_dim = value("attention.key_length", hidden // heads)
         if value("rope.dimension_count", head_dim) != head_dim:
-            raise QEvictError(
-                "partial rotary embedding (rope.dimension_count below head_dim) is not supported"
-            )
+            raise QEvictError("partial rotary embedding (rope.dimension_count below head_dim) is not supported")
         scaling = value("rope.scaling.type", "none")
         if scaling != "none":
-            raise QEvictError(
-                f"RoPE scaling {scaling!r} is not supported in a GGUF file; supported: none, llama3"
-            )
+            raise QEvictError(f"RoPE scaling {scaling!r} is not supported in a GGUF file; supported: none, llama3")
         window, context = value("attention.sliding_window", 0), value("context_length")
         if 0 < window < context:
             raise QEvictError(f"the model attends within a sliding window of {window} tokens: not supported")

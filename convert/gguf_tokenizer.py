@@ -130,9 +130,7 @@ class GGUFTokenizer:
             if token_id is None:
                 continue
             if token_id >= len(self.tokens):
-                raise QEvictError(
-                    f"tokenizer.ggml.{name}_token_id is {token_id}, there are {len(self.tokens)} tokens"
-                )
+                raise QEvictError(f"tokenizer.ggml.{name}_token_id is {token_id}, there are {len(self.tokens)} tokens")
             ids[name] = token_id
         return ids
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from convert.safetensors_file import SafetensorsFile
 from convert.source import TensorInfo, dominant_dtype
-from qevict_jax.models.config import DTYPES, ModelConfig
+from qevict_jax.models.config import DTYPES, FORMAT, ModelConfig
 from qevict_jax.models.tokenizer import Tokenizer, eos_list, read_json
 from qevict_jax.types import QEvictError
 
@@ -40,6 +40,8 @@ class HuggingFaceDirectory:
                 "transformers.AutoTokenizer.from_pretrained(SRC).save_pretrained(SRC)"
             )
         self._hf_config = read_json(directory / "config.json")
+        if self._hf_config.get("format") == FORMAT["format"]:
+            raise QEvictError(f"{directory} has been converted already")
         try:
             config = ModelConfig.from_hf(self._hf_config)
         except QEvictError as error:
@@ -124,8 +126,6 @@ def _numbered(found: list[str]) -> list[str]:
         return found
     match = re.fullmatch(r"(.*)-(\d+)-of-(\d+)\.safetensors", found[0])
     if match is None:
-        raise QEvictError(
-            f"{len(found)} safetensors files but no {_INDEX} that says which belong to the model"
-        )
+        raise QEvictError(f"{len(found)} safetensors files but no {_INDEX} that says which belong to the model")
     stem, digits, total = match[1], len(match[2]), match[3]
     return [f"{stem}-{i:0{digits}}-of-{total}.safetensors" for i in range(1, int(total) + 1)]

@@ -48,9 +48,7 @@ class SafetensorsFile:
             if size < 8 or length > _MAX_HEADER_BYTES:
                 raise QEvictError(f"{path} is not a safetensors file{_pointer_hint(path)}")
             if 8 + length > size:
-                raise QEvictError(
-                    f"{path} is truncated: its header alone needs {8 + length} bytes, it has {size}"
-                )
+                raise QEvictError(f"{path} is truncated: its header alone needs {8 + length} bytes, it has {size}")
             text = file.read(length)
         try:
             header = json.loads(text)

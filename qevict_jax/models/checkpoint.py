@@ -90,7 +90,7 @@ def _stored_shapes(weights: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _unreadable(weights: Path, error: Exception) -> QEvictError:
-    reason = str(error).strip().split("\n")[0]
+    reason = str(error).strip().split("\n")[0].split(" [tensorstore_spec")[0]
     return QEvictError(f"{weights} is not a readable Orbax checkpoint: {reason}")
 
 

@@ -47,9 +47,7 @@ def write_large(directory: Path, *, layers: int, shard_bytes: int, **sizes: int)
         size += nbytes
     for i, header in enumerate(shards, 1):
         _write_shard(directory / f"model-{i:05}-of-{len(shards):05}.safetensors", header)
-    return sum(
-        entry["data_offsets"][1] - entry["data_offsets"][0] for part in shards for entry in part.values()
-    )
+    return sum(entry["data_offsets"][1] - entry["data_offsets"][0] for part in shards for entry in part.values())
 
 
 def _write_shard(path: Path, header: dict) -> None:

@@ -110,9 +110,7 @@ def test_dtype_of_the_source_is_kept(tmp_path):
 
 def test_group_size_makes_no_difference(tmp_path):
     source = write_hf(tmp_path / "hf", "qwen2")
-    _assert_same(
-        _load(_convert(source, tmp_path, "a", group_bytes=1)), _load(_convert(source, tmp_path, "b"))
-    )
+    _assert_same(_load(_convert(source, tmp_path, "a", group_bytes=1)), _load(_convert(source, tmp_path, "b")))
 
 
 def test_the_checkpoint_is_complete_in_itself(tmp_path):
@@ -141,6 +139,12 @@ def test_existing_destination(tmp_path):
     assert _convert(source, tmp_path, overwrite=True) == path
     assert (path / "config.json").stat().st_ino != before
     assert sorted(os.listdir(tmp_path)) == ["hf", "model"]
+
+
+def test_a_checkpoint_is_not_converted_twice(tmp_path):
+    path = _convert(write_hf(tmp_path / "hf", "llama"), tmp_path)
+    with pytest.raises(QEvictError, match="has been converted already"):
+        _convert(path, tmp_path, "again")
 
 
 @pytest.mark.parametrize("source", ["hf", "hf/model.safetensors"])

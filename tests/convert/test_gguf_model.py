@@ -59,9 +59,7 @@ def test_context_and_epsilon_come_back_as_written(tmp_path):
 
 
 def test_head_dim_and_theta_have_defaults(tmp_path):
-    dropped = {
-        f"llama.{key}": None for key in ("attention.key_length", "rope.dimension_count", "rope.freq_base")
-    }
+    dropped = {f"llama.{key}": None for key in ("attention.key_length", "rope.dimension_count", "rope.freq_base")}
     config = GGUFModel(write_gguf(tmp_path / "m.gguf", "llama-d80", metadata=dropped)).config
     assert (config.head_dim, config.rope_theta) == (80, 10000.0)
 
@@ -140,7 +138,7 @@ def test_truncated(tmp_path, share):
 
 def test_not_a_gguf_file(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04")
-    with pytest.raises(QEvictError, match="is not a GGUF file"):
+    with pytest.raises(QEvictError, match="is neither a model directory nor a GGUF file"):
         GGUFModel(tmp_path / "m.gguf")
 
 

@@ -89,9 +89,7 @@ def test_smollm2_agrees_with_transformers(smollm2):
     ]
     for conversation in (messages, [{"role": "system", "content": "Be brief."}, *messages]):
         for generate in (True, False):
-            expected = theirs.apply_chat_template(
-                conversation, add_generation_prompt=generate, return_dict=False
-            )
+            expected = theirs.apply_chat_template(conversation, add_generation_prompt=generate, return_dict=False)
             assert ours.chat(conversation, add_generation_prompt=generate) == expected
     assert (ours.bos_id, ours.eos_ids, ours.pad_id, len(ours)) == (None, {2}, 2, 49152)
     assert ours.encode("Hello 42!") == [19556, 216, 36, 34, 17]

@@ -11,9 +11,7 @@ from tests.tiny_models import write_hf
 
 
 def _run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "convert", *arguments], capture_output=True, text=True, timeout=120
-    )
+    return subprocess.run([sys.executable, "-m", "convert", *arguments], capture_output=True, text=True, timeout=120)
 
 
 def test_converts_and_prints_the_destination(tmp_path):
