@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+import transformers
 
 from qevict_jax.models.config import NAMED_SHAPES, ModelConfig, RopeScaling
 from qevict_jax.models.key_map import expected_tensors
@@ -56,6 +57,18 @@ def test_absent_keys_mean_the_defaults_of_transformers():
     config = ModelConfig.from_hf(content)
     assert (config.rope_theta, config.rms_eps, config.tie_embeddings) == (10000.0, 1e-6, False)
     assert (config.kv_heads, config.dtype) == (config.heads, "float32")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral"])
+def test_defaults_are_those_of_the_installed_transformers(name):
+    given = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+             "vocab_size", "sliding_window")  # fmt: skip
+    content = {key: value for key, value in hf_config(name).items() if key in given}
+    ours = ModelConfig.from_hf(content | {"num_key_value_heads": 2})
+    theirs = transformers.AutoConfig.for_model(**content, num_key_value_heads=2)
+    assert (ours.rms_eps, ours.max_position) == (theirs.rms_norm_eps, theirs.max_position_embeddings)
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.tie_embeddings == theirs.tie_word_embeddings
 
 
 def test_old_spelling_of_the_rope_type():

@@ -5,6 +5,7 @@
 import json
 
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,19 @@ def test_no_bos_where_the_model_uses_none(tmp_path, style):
     assert tokenizer.bos_id is None
     assert tokenizer.encode("the") == tokenizer.encode("the", add_bos=False)
     assert token_id(BOS) not in tokenizer.chat(MESSAGES)
+
+
+@pytest.mark.parametrize("style", ["v4", "v5"])
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_agrees_with_transformers(tmp_path, name, style):
+    ours = _load(tmp_path, name, style)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for text in ("the thing", "  é 你好 \n\n", f"and{END_OF_TURN}then"):
+        assert ours.encode(text) == theirs(text)["input_ids"]
+        assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text), skip_special_tokens=True)
+    for generate in (True, False):
+        expected = theirs.apply_chat_template(MESSAGES, add_generation_prompt=generate, return_dict=False)
+        assert ours.chat(MESSAGES, add_generation_prompt=generate) == expected
 
 
 def test_stated_add_bos_token_wins(tmp_path):
