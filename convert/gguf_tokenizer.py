@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from convert.gguf_sentencepiece import sentencepiece_backend
 from qevict_jax.types import QEvictError
 
-_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
 
 # Llama 3 splits digits in threes, Qwen2 singly; otherwise the two patterns agree.
 _WORDS = (
@@ -96,8 +96,9 @@ class GGUFTokenizer:
         """The tokenizer of the `tokenizers` package."""
         backend = self._byte_level() if self._kind == "gpt2" else self._sentencepiece()
         for token, kind in zip(self.tokens, self._types, strict=True):
-            if kind in (_CONTROL, _USER_DEFINED):
-                backend.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False)])
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED):
+                special = kind != _USER_DEFINED
+                backend.add_tokens([AddedToken(token, special=special, normalized=False)])
         if self._adds_bos:
             bos = self.tokens[self._ids["bos"]]
             backend.post_processor = processors.TemplateProcessing(

@@ -13,7 +13,7 @@ import numpy as np
 from convert.safetensors_file import SafetensorsFile
 from convert.source import TensorInfo, dominant_dtype
 from qevict_jax.models.config import DTYPES, FORMAT, ModelConfig
-from qevict_jax.models.tokenizer import Tokenizer, eos_list, read_json
+from qevict_jax.models.tokenizer import Tokenizer, read_json
 from qevict_jax.types import QEvictError
 
 _INDEX = "model.safetensors.index.json"
@@ -46,6 +46,11 @@ class HuggingFaceDirectory:
             config = ModelConfig.from_hf(self._hf_config)
         except QEvictError as error:
             raise QEvictError(f"{directory}: {error}") from None
+        self._tokenizer = Tokenizer.load(directory)
+        if len(self._tokenizer) > config.vocab:
+            raise QEvictError(
+                f"{directory}: tokenizer.json has {len(self._tokenizer)} tokens but the embedding {config.vocab} rows"
+            )
         self._files: dict[str, SafetensorsFile] = {}
         for path in _weight_files(directory):
             file = SafetensorsFile(path)
@@ -76,8 +81,7 @@ class HuggingFaceDirectory:
             if (self._directory / name).is_file():
                 shutil.copyfile(self._directory / name, directory / name)
         generation = read_json(self._directory / "generation_config.json")
-        eos_ids = Tokenizer.load(self._directory).eos_ids | set(eos_list(self._hf_config))
-        generation["eos_token_id"] = sorted(eos_ids)
+        generation["eos_token_id"] = sorted(self._tokenizer.eos_ids)
         (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
 
     def _drop_tied_head(self) -> None:

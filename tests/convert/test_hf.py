@@ -182,6 +182,18 @@ def test_weights_of_another_kind(tmp_path, name, message):
     _refuses(directory, message)
 
 
+def test_more_tokens_than_rows(tmp_path):
+    directory = write_hf(tmp_path / "hf", "llama")
+    _edit_config(directory, vocab_size=200)
+    _refuses(directory, "tokenizer.json has 276 tokens but the embedding 200 rows")
+
+
+def test_damaged_tokenizer(tmp_path):
+    directory = write_hf(tmp_path / "hf", "llama")
+    (directory / "tokenizer.json").write_text("[]")
+    _refuses(directory, "tokenizer.json cannot be read")
+
+
 def test_damaged_json(tmp_path):
     directory = write_hf(tmp_path / "hf", "llama")
     (directory / "config.json").write_text("{oops")
