@@ -11,6 +11,7 @@ from qevict_jax.models import load_model as load
 from qevict_jax.plan import CachePlan as CachePlan
 from qevict_jax.plan import plan_cache as plan_cache
 from qevict_jax.sampling import Sampling as Sampling
+from qevict_jax.session import Session as Session
 from qevict_jax.types import KVShape as KVShape
 from qevict_jax.types import QEvictError as QEvictError
 from qevict_jax.version import __version__ as __version__
@@ -23,6 +24,7 @@ __all__ = [
     "QEvictError",
     "Result",
     "Sampling",
+    "Session",
     "generate",
     "load",
     "plan_cache",

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled programs of generation, all built from one decode step and one routing event.
 
-`start` reads prompts and draws the first tokens; `run` decodes to the end under one `lax.while_loop`; `block` is its body,
-used from Python where stop strings must be looked at; `token` and `event` are the same step and event one by one, for
-streaming; `feed` takes given tokens, for a chat turn.
+`read` takes prompts in and `begin` draws the first tokens; `run` decodes to the end under one `lax.while_loop`; `block` is
+its body, used from Python where stop strings must be looked at; `token` and `event` are the same step and event one by one,
+for streaming; `feed` takes given tokens, for a chat turn.
 """
 
 import time
@@ -66,22 +66,24 @@ class Decoder:
     capacity: int
     log_probs: bool = False
 
-    def start(
+    def read(
+        self, params: nnx.State, prompts: Int[Array, "B S"], length: Int[Array, "B"]
+    ) -> tuple[Float[Array, "B V"], Any]:
+        """Reads prompts, padded on the right, into a fresh cache; logits after the last token of each."""
+        return steps.prefill(self.program, params, self.policy, prompts, length)
+
+    def begin(
         self,
         params: nnx.State,
-        prompts: Int[Array, "B S"],
-        length: Int[Array, "B"],
+        cache: Any,
+        logits: Float[Array, "B V"],
+        active: Bool[Array, "B"],
         limit: Int[Array, "B"],
         numbers: Numbers,
     ) -> DecodeState:
-        """Reads prompts, padded on the right, and draws the first token of each row that has a prompt."""
-        logits, cache = steps.prefill(self.program, params, self.policy, prompts, length)
-        batch = prompts.shape[0]
-        return self.draw(self.fresh(cache, batch, limit, length > 0), logits, numbers)
-
-    def fresh(self, cache: Any, batch: int, limit: Int[Array, "B"], active: Bool[Array, "B"]) -> DecodeState:
-        """A state that has drawn nothing yet."""
-        return DecodeState(
+        """Draws the first token of every active row from the logits of what was read or fed."""
+        batch = limit.shape[0]
+        state = DecodeState(
             cache=cache,
             last=jnp.zeros((batch,), jnp.int32),
             tokens=jnp.zeros((batch, self.capacity), jnp.int32),
@@ -90,6 +92,7 @@ class Decoder:
             active=active & (limit > 0),
             limit=limit,
         )
+        return self.draw(state, logits, numbers)
 
     def draw(self, state: DecodeState, logits: Float[Array, "B V"], numbers: Numbers) -> DecodeState:
         """Draws the next token of every active row."""
@@ -140,7 +143,7 @@ class Decoder:
 
 
 # name of a program -> position of the argument whose memory the result reuses
-_DONATED = {"start": (), "token": (1,), "event": (1,), "block": (1,), "run": (1,), "feed": (1,), "draw": (0,)}
+_DONATED = {"read": (), "begin": (1,), "token": (1,), "event": (1,), "block": (1,), "run": (1,), "feed": (1,)}
 
 
 class Compiled:

@@ -13,11 +13,11 @@ import numpy as np
 from qevict_jax.cache import nbytes
 from qevict_jax.config import CacheConfig
 from qevict_jax.decoding import Compiled, Decoder, DecodeState
-from qevict_jax.interrupts import interrupts_deferred
 from qevict_jax.models import LanguageModel
 from qevict_jax.policies import Policy, make_policy
 from qevict_jax.sampling import Filters, Numbers, Sampling
 from qevict_jax.stop import StopWatch
+from qevict_jax.token_stream import TokenStream
 from qevict_jax.types import QEvictError
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -182,9 +182,11 @@ class _Run:
     def start(self) -> DecodeState:
         """Prefill and first token."""
         lengths = np.asarray([len(ids) for ids in self.ids], np.int32)
-        arrays = [jnp.asarray(x) for x in (self.prompts, lengths, self.limit)]
+        prompts, lengths, limit = (jnp.asarray(x) for x in (self.prompts, lengths, self.limit))
         began, before = time.perf_counter(), self.compiled.seconds
-        state = jax.block_until_ready(self.call("start", *arrays, self.numbers))
+        logits, cache = self.call("read", prompts, lengths)
+        state = self.call("begin", cache, logits, lengths > 0, limit, self.numbers)
+        state = jax.block_until_ready(state)
         self.time_to_first_token = time.perf_counter() - began - (self.compiled.seconds - before)
         return state
 
@@ -194,32 +196,54 @@ class _Run:
 
     def result(self, state: DecodeState, row: int, elapsed: float, watches: list[StopWatch] | None = None) -> Result:
         """The result of one row after ``elapsed`` seconds of decoding."""
-        count = int(state.count[row])
-        tokens = tuple(int(x) for x in np.asarray(state.tokens[row, :count]))
-        ended = bool(tokens) and tokens[-1] in self.eos
-        text = "" if self.model.tokenizer is None else self.model.tokenizer.decode(tokens[:-1] if ended else tokens)
-        stopped = watches is not None and watches[row].stopped
-        if watches is not None and stopped:
-            text = watches[row].cut(text)
-        kv_bytes = nbytes(state.cache) // len(self.ids)
-        plan = self.policy.plan
-        own = (len(self.ids[row]) + count) * (plan.full_kv_bytes // plan.total_len)
-        steps = max(1, int(state.count.max()) - 1)
-        log_probs = state.log_probs
-        return Result(
-            text=text,
-            tokens=tokens,
-            log_probs=None if log_probs is None else tuple(float(x) for x in np.asarray(log_probs[row, :count])),
-            finish_reason="stop" if ended or stopped else "length",
+        return make_result(
+            self.compiled,
+            self.model,
+            state,
+            row,
             prompt_tokens=len(self.ids[row]),
-            kv_bytes=kv_bytes,
-            full_kv_bytes=plan.full_kv_bytes,
-            ratio_allocated=kv_bytes / plan.full_kv_bytes,
-            ratio_own=kv_bytes / own,
+            watch=None if watches is None else watches[row],
             time_to_first_token=self.time_to_first_token,
-            time_per_token=elapsed / steps,
-            compile_time=self.compiled.seconds,
+            elapsed=elapsed,
         )
+
+
+def make_result(
+    compiled: Compiled,
+    model: LanguageModel,
+    state: DecodeState,
+    row: int,
+    *,
+    prompt_tokens: int,
+    watch: StopWatch | None,
+    time_to_first_token: float,
+    elapsed: float,
+) -> Result:
+    """A row's result; bytes are those of the real arrays."""
+    decoder = compiled.decoder
+    count = int(state.count[row])
+    tokens = tuple(int(x) for x in np.asarray(state.tokens[row, :count]))
+    ended = bool(tokens) and tokens[-1] in decoder.eos
+    text = "" if model.tokenizer is None else model.tokenizer.decode(tokens[:-1] if ended else tokens)
+    stopped = watch is not None and watch.stopped
+    kv_bytes = nbytes(state.cache) // state.count.shape[0]
+    plan = decoder.policy.plan
+    own = (int(state.cache.length[row])) * (plan.full_kv_bytes // plan.total_len)
+    log_probs = state.log_probs
+    return Result(
+        text=watch.cut(text) if watch is not None and stopped else text,
+        tokens=tokens,
+        log_probs=None if log_probs is None else tuple(float(x) for x in np.asarray(log_probs[row, :count])),
+        finish_reason="stop" if ended or stopped else "length",
+        prompt_tokens=prompt_tokens,
+        kv_bytes=kv_bytes,
+        full_kv_bytes=plan.full_kv_bytes,
+        ratio_allocated=kv_bytes / plan.full_kv_bytes,
+        ratio_own=kv_bytes / own,
+        time_to_first_token=time_to_first_token,
+        time_per_token=elapsed / max(1, int(state.count.max()) - 1),
+        compile_time=compiled.seconds,
+    )
 
 
 class stream:
@@ -251,27 +275,9 @@ class stream:
 
     def __iter__(self) -> Iterator[str]:
         run = self._run
-        detokenizer = run.tokenizer.stream()
-        state = run.start()
-        elapsed, fed = 0.0, 0
-        while True:
-            token, active = int(state.last[0]), bool(state.active[0])
-            piece = "" if token in run.eos else detokenizer.push(token)
-            piece = self._watch.push(piece if active else piece + detokenizer.flush())
-            if not active and not self._watch.stopped:
-                piece += self._watch.flush()
-            if piece:
-                yield piece
-            if not active or self._watch.stopped:
-                break
-            began, before = time.perf_counter(), run.compiled.seconds
-            with interrupts_deferred():
-                state = jax.block_until_ready(run.call("token", state, run.numbers))
-                fed += 1
-                if fed % run.policy.event_steps == 0:
-                    state = run.call("event", state)
-            elapsed += time.perf_counter() - began - (run.compiled.seconds - before)
-        self.result = run.result(state, 0, elapsed, [self._watch])
+        tokens = TokenStream(run.compiled, run.model, run.numbers, self._watch)
+        yield from tokens.pieces(run.start())
+        self.result = run.result(tokens.state, 0, tokens.elapsed, [self._watch])
 
 
 def bucket(length: int) -> int:

@@ -86,10 +86,17 @@ class Tokenizer:
         Raises:
             QEvictError: the model has no chat template, or its template refuses the conversation.
         """
+        return self.encode(self.render(messages, add_generation_prompt))
+
+    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+        """The text that `chat` encodes; a conversation that goes on encodes only what is new in it.
+
+        Raises:
+            QEvictError: as `chat`.
+        """
         if self._template is None:
             raise QEvictError("this model has no chat template; give it a plain prompt instead")
-        text = self._template.render(messages, add_generation_prompt)
-        return self._one_bos(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._template.render(messages, add_generation_prompt)
 
     def stream(self) -> "Detokenizer":
         """A new incremental decoder."""
