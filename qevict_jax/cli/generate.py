@@ -1,0 +1,72 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""`qevict generate MODEL [PROMPT]`: one answer, streamed to standard output."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qevict_jax.cli.options import cache_options, sampling_options
+from qevict_jax.cli.prompts import read_prompt
+from qevict_jax.cli.report import summary
+from qevict_jax.config import CacheConfig
+from qevict_jax.sampling import Sampling
+from qevict_jax.types import QEvictError
+
+
+@sampling_options
+@cache_options
+def run(
+    model: Annotated[Path, typer.Argument(help="Converted checkpoint.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text; '-' or nothing reads standard input.", show_default=False)
+    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the text from a file.")] = None,
+    question: Annotated[str | None, typer.Option(help="A question to put after the text.")] = None,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--raw", help="Use the chat template; default if the model has one.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="The most tokens to draw.")] = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
+    exact_length: Annotated[
+        bool, typer.Option("--exact-length", help="Do not round the cache up to a size that other prompts share.")
+    ] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="Compute in float32, bfloat16 or float16; default float32 on a CPU.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line.")] = False,
+    log_probs: Annotated[bool, typer.Option("--log-probs", help="Log-probabilities in the JSON.")] = False,
+    *,
+    cache: CacheConfig,
+    sampling: Sampling,
+) -> None:
+    """Answers one prompt. The text goes to standard output as it comes, figures to standard error."""
+    if log_probs and not as_json:
+        raise QEvictError("--log-probs shows nothing without --json")
+    text = read_prompt(prompt, prompt_file, question)
+    from qevict_jax.generate import stream
+    from qevict_jax.models import load_model
+
+    loaded = load_model(model, dtype)
+    if chat is None:
+        chat = loaded.tokenizer is not None and loaded.tokenizer.has_chat_template
+    pieces = stream(
+        loaded,
+        [{"role": "user", "content": text}] if chat else text,
+        cache=cache,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        stop=stop or (),
+        log_probs=log_probs,
+        buckets=not exact_length,
+    )
+    for piece in pieces:
+        typer.echo(piece, nl=False)
+    typer.echo()
+    assert pieces.result is not None
+    typer.echo(summary(pieces.result), err=True)
+    if as_json:
+        typer.echo(json.dumps(asdict(pieces.result)))

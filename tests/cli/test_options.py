@@ -1,0 +1,59 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Options made from the fields of records."""
+
+from dataclasses import fields
+
+import pytest
+
+from qevict_jax.cli.options import cache_config, field_help
+from qevict_jax.config import CacheConfig
+from qevict_jax.sampling import Sampling
+from qevict_jax.types import QEvictError
+
+CHANGED = {
+    "policy": "full",
+    "budget": 0.5,
+    "budget_bytes": 2_000_000_000,
+    "kv_dtype": "float32",
+    "window": 16,
+    "sink": 8,
+    "recent": 64,
+    "quant_fraction": 0.5,
+    "bits": 4,
+    "param_bits": 16,
+    "ranking": "decay",
+    "prefill_scores": "all",
+    "residency": "ranked",
+    "accounting": "paper",
+}
+
+
+@pytest.mark.parametrize("record", [CacheConfig, Sampling])
+def test_every_field_has_help(record):
+    texts = field_help(record)
+    assert list(texts) == [field.name for field in fields(record)]
+    assert all(texts.values())
+
+
+def test_the_table_of_changes_has_every_field():
+    assert list(CHANGED) == [field.name for field in fields(CacheConfig)]
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_every_field_is_an_option_that_takes_effect(qevict, name):
+    result = qevict("plan", "llama-3.1-8b", "--json", "--" + name.replace("_", "-"), CHANGED[name])
+    assert result.exit_code == 0, result.output
+    assert f'"{name}": {CHANGED[name]}' in result.stdout.replace(f'"{CHANGED[name]}"', str(CHANGED[name]))
+
+
+def test_presets():
+    assert cache_config() == CacheConfig.tuned()
+    assert cache_config("paper", bits=3, window=None) == CacheConfig.paper(bits=3)
+    assert cache_config(budget_bytes=10**6).budget is None
+    assert cache_config(policy="full", kv_dtype="float32") == CacheConfig.full("float32")
+
+
+def test_idle_options_are_refused():
+    with pytest.raises(QEvictError, match="--preset paper, --bits"):
+        cache_config("paper", policy="full", bits=3)
