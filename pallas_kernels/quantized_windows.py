@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Integer
 
+from pallas_kernels.float_bits import from_bits
 from pallas_kernels.packing import planes, unpack
 
 
@@ -23,13 +24,13 @@ class QuantizedWindows(NamedTuple):
         codes: packed codes, one array ``[*n, Q, words*K*2*D]`` per bit plane (`packing`), word-major.
         key_params: ``[*n, Q, K*D]``: scale in the low half of a word and offset in the high half. uint32 words hold two
             bfloat16; uint16 words hold two bytes, decoded by four numbers in ``scalars``.
-        scalars: ``[*n, Q, P]`` bfloat16, P at least K*X, the rest padding. Per head, X is W value scales, W value offsets and,
+        scalars: ``[*n, Q, P]`` bits of bfloat16, P at least K*X, the rest padding. Per head, X is W value scales, W value offsets and,
             with uint16 ``key_params``, lowest scale, step of a scale, lowest offset, step of an offset.
     """
 
     codes: tuple[Integer[Array, "*n Q words_K_2_D"], ...]
     key_params: Integer[Array, "*n Q K_D"]
-    scalars: Float[Array, "*n Q P"]
+    scalars: Integer[Array, "*n Q P"]
 
 
 class HeadWindows(NamedTuple):
@@ -40,9 +41,9 @@ class HeadWindows(NamedTuple):
     in the order (W, Q) in both.
     """
 
-    key_codes: tuple[tuple[Integer[Array, "N halfD words Q"], ...], ...]
-    key_scale: tuple[Float[Array, "N halfD Q"], ...]
-    key_offset: tuple[Float[Array, "N halfD Q"], ...]
+    key_codes: tuple[Integer[Array, "N 2 halfD words Q"], ...]
+    key_scale: Float[Array, "N 2 halfD Q"]
+    key_offset: Float[Array, "N 2 halfD Q"]
     value_codes: tuple[Integer[Array, "N words Q D"], ...]
     value_scale: Float[Array, "N W Q"]
     value_offset: Float[Array, "N W Q"]
@@ -81,18 +82,21 @@ def split_heads(
         values = jnp.transpose(apart[..., 1, :], (0, 3, 2, 1, 4)).reshape(rows, plane.words, slots, head_dim)
         parts.append((keys, values))
     per_head = scalars_per_head(window, 8 if windows.key_params.dtype == jnp.uint16 else 16)
-    numbers = windows.scalars[..., : kv_heads * per_head].astype(jnp.float32)
+    numbers = from_bits(windows.scalars[..., : kv_heads * per_head], "bfloat16")
     numbers = jnp.swapaxes(numbers, 1, 2).reshape(rows, per_head, slots)
     params = jnp.swapaxes(windows.key_params, 1, 2).reshape(rows, head_dim, slots)
     scale, offset = _key_parameters(params, numbers[:, 2 * window :])
     if key_bias is not None:
         bias = jnp.broadcast_to(key_bias.astype(jnp.float32), (batch, kv_heads, head_dim))
         offset = offset + bias.reshape(rows, head_dim, 1)
-    half = head_dim // 2
+
+    def halves(x: Array) -> Array:
+        return x.reshape(rows, 2, head_dim // 2, *x.shape[2:])
+
     return HeadWindows(
-        key_codes=tuple(tuple(keys[:, s] for keys, _ in parts) for s in (slice(0, half), slice(half, None))),
-        key_scale=(scale[:, :half], scale[:, half:]),
-        key_offset=(offset[:, :half], offset[:, half:]),
+        key_codes=tuple(halves(keys) for keys, _ in parts),
+        key_scale=halves(scale),
+        key_offset=halves(offset),
         value_codes=tuple(values for _, values in parts),
         value_scale=numbers[:, :window],
         value_offset=numbers[:, window : 2 * window],
@@ -137,8 +141,8 @@ def dequantize(
     heads = split_heads(windows, kv_heads=kv_heads, bits=bits, window=window)
 
     def one(head: HeadWindows) -> tuple[Array, Array]:
-        halves = zip(head.key_codes, head.key_scale, head.key_offset, strict=True)
-        keys = jnp.concatenate([decode_keys(*half, bits, window) for half in halves])
+        half_keys = jax.vmap(lambda *half: decode_keys(*half, bits, window))
+        keys = half_keys(head.key_codes, head.key_scale, head.key_offset).reshape(-1, window, slots)
         codes = decode_value_codes(head.value_codes, bits, window)
         return jnp.transpose(keys, (2, 1, 0)), jnp.swapaxes(
             codes * head.value_scale[..., None] + head.value_offset[..., None], 0, 1

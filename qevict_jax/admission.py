@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.float_bits import to_bits
 from qevict_jax.cache import PerWindow, TieredCache, TierLayout, local_positions
 from qevict_jax.ranking import Ranking
 from qevict_jax.windows import quantize
@@ -50,7 +51,7 @@ def admit(
     positions = local_positions(layout, aged)
     there = positions < length[:, None]
     local = jnp.where(there[..., None], tokens[rows, jnp.minimum(positions, size - 1)], 0)
-    cache = cache.replace(local=cache.local.at[layer].set(local.astype(cache.local.dtype)))
+    cache = cache.replace(local=cache.local.at[layer].set(to_bits(local, layout.shape.dtype)))
 
     count = window_mass.shape[1]
     score = ranking.start(window_mass)
@@ -84,7 +85,7 @@ def admit(
             full_score = _pad(best_score[:, :cut], layout.full_windows, 0.0)
             assert cache.full is not None and cache.full_window is not None
             cache = cache.replace(
-                full=cache.full.at[layer, :, :cut].set(contents(best[:, :cut]).astype(cache.full.dtype)),
+                full=cache.full.at[layer, :, :cut].set(to_bits(contents(best[:, :cut]), layout.shape.dtype)),
                 full_window=cache.full_window.at[layer].set(windows),
             )
         if layout.code_slots and keep > cut:
@@ -105,5 +106,5 @@ def admit(
     )
 
 
-def _pad(x: Array, size: int, value: float) -> Array:
+def _pad(x: Array, size: int, value: int | float) -> Array:
     return jnp.pad(x, ((0, 0), (0, size - x.shape[1])), constant_values=value)

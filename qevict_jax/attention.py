@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention: causal over a prompt, dense over a full cache, tiered over a compressed one. Softmax in float32."""
 
+from functools import partial
+
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from pallas_kernels.float_bits import from_bits
 from pallas_kernels.prefill_window_mass.api import prefill_window_mass
 from pallas_kernels.tiered_decode_attention.api import Mass, Tiers, tiered_decode_attention
 from qevict_jax.cache import PerWindow, TieredCache, local_positions
@@ -60,8 +63,7 @@ def causal_attention(
     outs, lses = [], []
     for first in range(0, padded_size, span):
         last = min(first + span, padded_size)
-        starts = jnp.arange(first, last, block)
-        out, lse = lax.map(lambda start, extent=min(last, size): attend(start, extent), starts)
+        out, lse = lax.map(partial(attend, extent=min(last, size)), jnp.arange(first, last, block))
         outs.append(jnp.moveaxis(out, 0, 1).reshape(batch, last - first, heads, head_dim))
         lses.append(jnp.moveaxis(lse, 0, 1).reshape(batch, last - first, heads))
     return jnp.concatenate(outs, axis=1)[:, :size], jnp.concatenate(lses, axis=1)[:, :size]
@@ -96,15 +98,16 @@ def start_mass(
 
 def dense_attention(
     q: Float[Array, "B T H D"],
-    tokens: Float[Array, "L B S K_2_D"],
+    tokens: Shaped[Array, "L B S K_2_D"],
     layer: Int[Array, ""],
     q_positions: Int[Array, "B T"],
+    kv_dtype: str,
 ) -> Float[Array, "B T H D"]:
     """Attention over a full cache: each query sees positions up to its own. Float32."""
     batch, count, heads, head_dim = q.shape
     kv = lax.dynamic_index_in_dim(tokens, layer, axis=0, keepdims=False)
     kv_heads = kv.shape[-1] // (2 * head_dim)
-    kv = kv.reshape(batch, -1, kv_heads, 2, head_dim).astype(jnp.float32)
+    kv = from_bits(kv, kv_dtype).reshape(batch, -1, kv_heads, 2, head_dim)
     rows = q.astype(jnp.float32).reshape(batch, count, kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
     logits = jnp.einsum("btkgd,bskd->bktgs", rows, kv[..., 0, :])
     seen = jnp.arange(kv.shape[1]) <= q_positions[..., None]
@@ -154,6 +157,7 @@ def tiered_attention(
         window=layout.window,
         ring=layout.ring,
         bits=layout.bits,
+        kv_dtype=layout.shape.dtype,
     )
     assert isinstance(mass, Mass)
     return out, PerWindow(mass.ring, mass.full, mass.quantized)

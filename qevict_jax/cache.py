@@ -4,17 +4,18 @@
 
 Slots stand before heads, and heads, key/value and channels are merged in one last axis (``K 2 D``): writing a window or a
 token copies nothing, a window is one contiguous row, and sharding the last axis shards by heads. LOG.md has what XLA:TPU
-does with this and other layouts.
+does with this and other layouts. 16-bit floats are stored as bits (`pallas_kernels.float_bits`).
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from pallas_kernels.float_bits import stored_dtype, to_bits
 from pallas_kernels.packing import planes
 from pallas_kernels.quantized_windows import QuantizedWindows
 from qevict_jax.types import KVShape
@@ -75,6 +76,7 @@ class PerWindow(NamedTuple):
     quant: Float[Array, "L B Q"] | None
 
 
+@no_type_check  # a pytree also holds shapes, specs and NumPy arrays
 @struct.dataclass
 class TieredCache:
     """The cache of a batch. Window j holds positions ``sink + j*W .. sink + (j+1)*W - 1``.
@@ -94,8 +96,8 @@ class TieredCache:
         layout: the static numbers.
     """
 
-    local: Float[Array, "L B rows K_2_D"]
-    full: Float[Array, "L B F W K_2_D"] | None
+    local: Shaped[Array, "L B rows K_2_D"]
+    full: Shaped[Array, "L B F W K_2_D"] | None
     full_window: Int[Array, "L B F"] | None
     codes: QuantizedWindows | None
     code_window: Int[Array, "L B Q"] | None
@@ -110,7 +112,7 @@ class TieredCache:
 def abstract_cache(layout: TierLayout, batch: int) -> TieredCache:
     """The cache as shapes and dtypes: what `init_cache` fills and what the byte accounting adds up."""
     layers, kv_heads, head_dim = layout.shape.layers, layout.shape.kv_heads, layout.shape.head_dim
-    kv_dtype = jnp.dtype(layout.shape.dtype)
+    kv_dtype = stored_dtype(layout.shape.dtype)
 
     def array(dtype, *axes: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((layers, batch, *axes), dtype)
@@ -131,7 +133,7 @@ def abstract_cache(layout: TierLayout, batch: int) -> TieredCache:
                 array(plane.dtype, codes, plane.words * layout.row) for plane in planes(layout.bits, layout.window)
             ),
             key_params=array(word, codes, kv_heads * head_dim),
-            scalars=array(jnp.bfloat16, codes, layout.scalar_row),
+            scalars=array(jnp.uint16, codes, layout.scalar_row),
         )
     return TieredCache(
         local=array(kv_dtype, layout.local_rows, layout.row),
@@ -185,14 +187,14 @@ def local_positions(layout: TierLayout, aged: Int[Array, "B"]) -> Int[Array, "B 
 
 
 def append_tokens(
-    local: Float[Array, "L B rows K_2_D"],
+    local: Shaped[Array, "L B rows K_2_D"],
     layout: TierLayout,
     layer: Int[Array, ""],
     tokens: Float[Array, "B T K_2_D"],
     positions: Int[Array, "B T"],
     valid: Bool[Array, "B T"],
-) -> Float[Array, "L B rows K_2_D"]:
+) -> Shaped[Array, "L B rows K_2_D"]:
     """Writes the keys and values of new tokens into their rows; those that are not valid are dropped."""
     rows = jnp.where(valid, local_row(layout, positions), layout.local_rows)
     batch = jnp.arange(tokens.shape[0])[:, None]
-    return local.at[layer, batch, rows].set(tokens.astype(local.dtype), mode="drop")
+    return local.at[layer, batch, rows].set(to_bits(tokens, layout.shape.dtype), mode="drop")

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
+from pallas_kernels.float_bits import from_bits, to_bits
 from qevict_jax.cache import PerWindow, TieredCache
 from qevict_jax.ranking import Ranking
 from qevict_jax.routing import Event, Moves, Slots, route_exact, route_ranked
-from qevict_jax.windows import KeyTransform, quantize, restore, take_windows
+from qevict_jax.windows import KeyTransform, quantize, restore
 
 
 def route(cache: TieredCache, ranking: Ranking, transform: KeyTransform) -> TieredCache:
@@ -84,6 +85,7 @@ def _ring_rows(layout, ring_window: Int[Array, "B"]) -> Int[Array, "B W"]:
 def _ring_keys(local: Array, cache: TieredCache, ring_window: Int[Array, "B"]) -> Array:
     layout = cache.layout
     tokens = jnp.take_along_axis(local, _ring_rows(layout, ring_window)[..., None], axis=1)
+    tokens = from_bits(tokens, layout.shape.dtype)
     return tokens.reshape(*tokens.shape[:2], layout.shape.kv_heads, 2, -1)[..., 0, :]
 
 
@@ -108,16 +110,18 @@ def _move(cache: TieredCache, moves: Moves, new_window: Int[Array, "L B"], trans
                 tokens = jnp.where(from_ring[..., None, None], fresh, full[layer, batch, source])
                 old = jnp.take_along_axis(cache.full_window[layer], source, axis=1)
                 windows = jnp.where(from_ring, windows, old)
-            to_write = quantize(tokens, windows, layout, transform.inv_freq, bias)
+            numbers = from_bits(tokens, layout.shape.dtype)
+            to_write = quantize(numbers, windows, layout, transform.inv_freq, bias)
 
         to_fill = None
         if full is not None:
             to_fill = jnp.broadcast_to(fresh, (*move.full_slot.shape, *fresh.shape[2:]))
             if layout.ranked:
                 source = jnp.minimum(move.full_source, layout.code_slots - 1)
-                promoted = take_windows(jax.tree.map(lambda x: x[layer], codes), source)
+                promoted = jax.tree.map(lambda stack: stack[layer, batch, source], codes)
                 windows = jnp.take_along_axis(cache.code_window[layer], source, axis=1)
                 tokens = restore(promoted, windows, layout, transform.inv_freq, bias)
+                tokens = to_bits(tokens, layout.shape.dtype)
                 from_ring = move.full_source == layout.code_slots
                 to_fill = jnp.where(from_ring[..., None, None], to_fill, tokens)
 

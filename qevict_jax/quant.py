@@ -7,9 +7,9 @@ or an offset is not added to that of the codes.
 """
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Num
 
+from pallas_kernels.float_bits import to_bits
 from pallas_kernels.packing import pack
 from pallas_kernels.quantized_windows import QuantizedWindows
 
@@ -38,7 +38,8 @@ def quantize_windows(
     scale = (keys.max(axis=-3) - low) / top
     if param_bits == 16:
         key_scale, key_offset = scale.astype(jnp.bfloat16), low.astype(jnp.bfloat16)
-        key_params = _bits(key_scale) | (_bits(key_offset) << 16)
+        low_half, high_half = (to_bits(x, "bfloat16").astype(jnp.uint32) for x in (key_scale, key_offset))
+        key_params = low_half | (high_half << 16)
         numbers = []
     else:
         scale_bytes, scale_low, scale_step = _to_bytes(scale)
@@ -60,12 +61,8 @@ def quantize_windows(
     return QuantizedWindows(
         codes=tuple(words.reshape(*lead, slots, -1) for words in pack(rows, bits)),
         key_params=key_params.reshape(*lead, slots, kv_heads * head_dim),
-        scalars=scalars.reshape(*lead, slots, -1),
+        scalars=to_bits(scalars.reshape(*lead, slots, -1), "bfloat16"),
     )
-
-
-def _bits(x: Num[Array, "*n"]) -> Num[Array, "*n"]:
-    return lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
 
 
 def _linear(codes: Num[Array, "*n D"], step: Num[Array, "*n"], low: Num[Array, "*n"]) -> Float[Array, "*n D"]:

@@ -4,7 +4,6 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -58,12 +57,7 @@ def restore(
         keys = keys + bias.astype(jnp.float32)
     keys = rotate(keys, *cos_sin(_positions(windows, layout), inv_freq))
     tokens = jnp.stack([keys, values], axis=-2)
-    return tokens.reshape(*windows.shape, layout.window, layout.row).astype(layout.shape.dtype)
-
-
-def take_windows(windows: QuantizedWindows, index: Int[Array, "B N"]) -> QuantizedWindows:
-    """Rows of codes ``[B, Q, ...]`` at the given slots."""
-    return jax.tree.map(lambda x: jnp.take_along_axis(x, index[..., None], axis=1), windows)
+    return tokens.reshape(*windows.shape, layout.window, layout.row)
 
 
 def _positions(windows: Int[Array, "B N"], layout: TierLayout) -> Int[Array, "B N W"]:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from pallas_kernels.float_bits import from_bits
 from pallas_kernels.quantized_windows import (
     HeadWindows,
     QuantizedWindows,
@@ -35,9 +36,9 @@ class Tiers(NamedTuple):
         quantized_starts: ``[B, Q]`` int32, position of a window's first token, -1 where the slot is not attended.
     """
 
-    local: Float[Array, "L B rows K_2_D"]
+    local: Shaped[Array, "L B rows K_2_D"]
     local_positions: Int[Array, "B rows"]
-    full: Float[Array, "L B F W K_2_D"] | None = None
+    full: Shaped[Array, "L B F W K_2_D"] | None = None
     full_valid: Bool[Array, "B F"] | None = None
     quantized: QuantizedWindows | None = None
     quantized_starts: Int[Array, "B Q"] | None = None
@@ -65,6 +66,7 @@ def tiered_decode_attention(
     window: int,
     ring: int,
     bits: int,
+    kv_dtype: str,
     serial: bool = False,
 ) -> tuple[Float[Array, "B T H D"], Mass]:
     """Attention of T query tokens over all tiers.
@@ -81,6 +83,7 @@ def tiered_decode_attention(
         window: W.
         ring: R, the first rows of ``local``.
         bits: bits of a code.
+        kv_dtype: dtype of local and full; 16-bit floats are stored as bits.
         serial: decode one head at a time. The same numbers with less memory; the faster way on a CPU, where the
             alternative is one loop too wide for the vectorizer (LOG.md, 2026-11-29).
 
@@ -93,7 +96,7 @@ def tiered_decode_attention(
     rows = q.astype(jnp.float32).reshape(batch, tokens, kv_heads, groups, head_dim) * head_dim**-0.5
     rows = jnp.transpose(rows, (0, 2, 1, 3, 4)).reshape(batch, kv_heads, tokens * groups, head_dim)
 
-    keys, values = _heads_first(_layer(tiers.local, layer), kv_heads)
+    keys, values = _heads_first(_layer(tiers.local, layer), kv_heads, kv_dtype)
     seen = tiers.local_positions[:, None, :] <= q_positions[:, :, None]
     seen = jnp.repeat(seen, groups, axis=1)[:, None]  # [B, 1, T*G, rows]
     logits = [jnp.where(seen, _scores(rows, keys), -jnp.inf)]
@@ -102,7 +105,7 @@ def tiered_decode_attention(
     full_values = None
     if tiers.full is not None:
         assert tiers.full_valid is not None
-        keys, full_values = _heads_first(_layer(tiers.full, layer), kv_heads)
+        keys, full_values = _heads_first(_layer(tiers.full, layer), kv_heads, kv_dtype)
         valid = jnp.repeat(tiers.full_valid, window, axis=1)[:, None, None, :]
         logits.append(jnp.where(valid, _scores(rows, keys), -jnp.inf))
         full_values = jnp.where(valid[:, :, 0, :, None], full_values, 0.0)
@@ -144,10 +147,10 @@ def _layer(stack: Array, layer: Int[Array, ""]) -> Array:
     return lax.dynamic_index_in_dim(stack, layer, axis=0, keepdims=False)
 
 
-def _heads_first(tokens: Float[Array, "B *s K_2_D"], kv_heads: int) -> tuple[Array, Array]:
+def _heads_first(tokens: Shaped[Array, "B *s K_2_D"], kv_heads: int, kv_dtype: str) -> tuple[Array, Array]:
     """Keys and values ``[B, K, S, D]`` in float32 from rows of tokens."""
     apart = tokens.reshape(tokens.shape[0], -1, kv_heads, 2, tokens.shape[-1] // (2 * kv_heads))
-    apart = jnp.transpose(apart.astype(jnp.float32), (3, 0, 2, 1, 4))
+    apart = jnp.transpose(from_bits(apart, kv_dtype), (3, 0, 2, 1, 4))
     return apart[0], apart[1]
 
 
@@ -183,15 +186,15 @@ def _clean(windows: HeadWindows, attended: Bool[Array, "N 1 Q"]) -> HeadWindows:
         return jnp.where(attended, x, 0.0)
 
     return windows._replace(
-        key_scale=jax.tree.map(clean, windows.key_scale),
-        key_offset=jax.tree.map(clean, windows.key_offset),
+        key_scale=jnp.where(attended[:, None], windows.key_scale, 0.0),
+        key_offset=jnp.where(attended[:, None], windows.key_offset, 0.0),
         value_scale=clean(windows.value_scale),
         value_offset=clean(windows.value_offset),
     )
 
 
-def _per_head(function: Callable, heads: Any, serial: bool) -> Any:
-    return lax.map(function, heads) if serial else jax.vmap(function)(heads)
+def _each(function: Callable, items: Any, serial: bool) -> Any:
+    return lax.map(function, items) if serial else jax.vmap(function)(items)
 
 
 def _quantized_scores(
@@ -213,24 +216,19 @@ def _quantized_scores(
     cos = cos_start * cos_step - sin_start * sin_step  # [B, D/2, W, Q]
     sin = sin_start * cos_step + cos_start * sin_step
 
-    def decode(head: tuple) -> tuple[Array, Array]:
-        codes, scale, offset = head
-        low, high = (decode_keys(c, s, o, bits, window) for c, s, o in zip(codes, scale, offset, strict=True))
-        return low, high
-
-    low, high = _per_head(decode, (windows.key_codes, windows.key_scale, windows.key_offset), serial)
-
     def score(head: tuple) -> Float[Array, "TG WQ"]:
-        index, queries_low, queries_high, low, high = head
-        c, s = _layer(cos, index), _layer(sin, index)
+        row, queries, *halves = head
+        # a loop of its own, so that XLA:CPU does not fuse unpacking into the product: that loop would not vectorize
+        low, high = _each(lambda half: decode_keys(*half, bits, window), tuple(halves), serial)
+        c, s = _layer(cos, row), _layer(sin, row)
         turned_low = (low * c - high * s).reshape(half, -1)
         turned_high = (high * c + low * s).reshape(half, -1)
-        return queries_low @ turned_low + queries_high @ turned_high
+        return queries[0] @ turned_low + queries[1] @ turned_high
 
-    queries = rows.reshape(batch * kv_heads, count, head_dim)
+    queries = rows.reshape(batch * kv_heads, count, 2, half)
     row_of_head = jnp.arange(batch * kv_heads) // kv_heads
-    heads = (row_of_head, queries[..., :half], queries[..., half:], low, high)
-    return _per_head(score, heads, serial).reshape(batch, kv_heads, count, -1)
+    heads = (row_of_head, jnp.swapaxes(queries, 1, 2), windows.key_codes, windows.key_scale, windows.key_offset)
+    return _each(score, heads, serial).reshape(batch, kv_heads, count, -1)
 
 
 def _quantized_mix(
@@ -250,4 +248,4 @@ def _quantized_mix(
         windows.value_scale,
         windows.value_offset,
     )
-    return _per_head(mix, heads, serial).reshape(batch, kv_heads, count, -1)
+    return _each(mix, heads, serial).reshape(batch, kv_heads, count, -1)

@@ -7,7 +7,7 @@ A policy is a frozen record of static numbers with pure functions on a cache pyt
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -28,6 +28,7 @@ class Prompt:
     length: Int[Array, "B"]
 
 
+@runtime_checkable
 class Policy(Protocol[Cache]):
     """One way to hold a KV cache."""
 

@@ -3,11 +3,13 @@
 """The full cache: every token in one dense array, nothing scored and nothing moved."""
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from pallas_kernels.float_bits import stored_dtype, to_bits
 from qevict_jax.attention import dense_attention
 from qevict_jax.plan import CachePlan
 from qevict_jax.policies.base import Prompt
@@ -15,11 +17,12 @@ from qevict_jax.types import KVShape
 from qevict_jax.windows import KeyTransform
 
 
+@no_type_check  # a pytree also holds shapes, specs and NumPy arrays
 @struct.dataclass
 class DenseCache:
     """Keys after RoPE and values of every token, a row per token: ``[L, B, S, K*2*D]``; ``length`` is ``[B]``."""
 
-    tokens: Float[Array, "L B S K_2_D"]
+    tokens: Shaped[Array, "L B S K_2_D"]
     length: Int[Array, "B"]
 
 
@@ -34,12 +37,13 @@ class Full:
     def init(self, batch: int) -> DenseCache:
         """An empty cache of ``plan.total_len`` tokens a row."""
         row = self.shape.kv_heads * 2 * self.shape.head_dim
-        tokens = jnp.zeros((self.shape.layers, batch, self.plan.total_len, row), self.shape.dtype)
+        axes = (self.shape.layers, batch, self.plan.total_len, row)
+        tokens = jnp.zeros(axes, stored_dtype(self.shape.dtype))
         return DenseCache(tokens, jnp.zeros((batch,), jnp.int32))
 
     def admit(self, cache: DenseCache, layer: Int[Array, ""], prompt: Prompt, transform: KeyTransform) -> DenseCache:
         """Stores the prompt; what lies beyond a row's length is overwritten before it is seen."""
-        tokens = merge_kv(prompt.k, prompt.v).astype(cache.tokens.dtype)
+        tokens = to_bits(merge_kv(prompt.k, prompt.v), self.shape.dtype)
         return cache.replace(tokens=cache.tokens.at[layer, :, : tokens.shape[1]].set(tokens))
 
     def admitted(self, cache: DenseCache, length: Int[Array, "B"]) -> DenseCache:
@@ -60,9 +64,9 @@ class Full:
         positions = cache.length[:, None] + jnp.arange(count, dtype=jnp.int32)
         rows = jnp.where(valid, positions, cache.tokens.shape[2])
         stack = cache.tokens.at[layer, jnp.arange(batch)[:, None], rows].set(
-            tokens.astype(cache.tokens.dtype), mode="drop"
+            to_bits(tokens, self.shape.dtype), mode="drop"
         )
-        return cache.replace(tokens=stack), dense_attention(q, stack, layer, positions), None
+        return cache.replace(tokens=stack), dense_attention(q, stack, layer, positions, self.shape.dtype), None
 
     def observe(self, cache: DenseCache, seen: None, count: Int[Array, "B"]) -> DenseCache:
         """Advances the lengths."""
