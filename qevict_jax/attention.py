@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from pallas_kernels.float_bits import from_bits
+from pallas_kernels.layer_slice import layer_slice
 from pallas_kernels.prefill_window_mass.api import prefill_window_mass
 from pallas_kernels.tiered_decode_attention.api import Mass, Tiers, tiered_decode_attention
 from qevict_jax.cache import PerWindow, TieredCache, local_positions
@@ -105,7 +106,7 @@ def dense_attention(
 ) -> Float[Array, "B T H D"]:
     """Attention over a full cache: each query sees positions up to its own. Float32."""
     batch, count, heads, head_dim = q.shape
-    kv = lax.dynamic_index_in_dim(tokens, layer, axis=0, keepdims=False)
+    kv = layer_slice(tokens, layer)
     kv_heads = kv.shape[-1] // (2 * head_dim)
     kv = from_bits(kv, kv_dtype).reshape(batch, -1, kv_heads, 2, head_dim)
     rows = q.astype(jnp.float32).reshape(batch, count, kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5

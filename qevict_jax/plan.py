@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from pallas_kernels.packing import planes
 from pallas_kernels.quantized_windows import scalars_per_head
 from qevict_jax.cache import TierLayout, abstract_cache, nbytes
 from qevict_jax.config import CacheConfig
@@ -102,7 +103,7 @@ class _Capacities:
     def layout(self, full_windows: int, quant_windows: int) -> TierLayout:
         config = self.config
         dormant = full_windows if self.ranked and quant_windows else 0
-        codes = self._round(quant_windows + dormant) if quant_windows else 0
+        codes = self._code_slots(quant_windows + dormant) if quant_windows else 0
         return TierLayout(
             shape=self.shape,
             window=config.window,
@@ -157,6 +158,12 @@ class _Capacities:
         """Bytes of the smallest cache with one window."""
         alone = (1, 0) if self.config.quant_fraction == 0 else (0, 1)
         return self.bytes(*alone)
+
+    def _code_slots(self, count: int) -> int:
+        slots = self._round(count)
+        # XLA:TPU tiles an uint8 array of 32 rows in one way in a program's arguments and in another in its loops
+        tiled_twice = any(plane.dtype == "uint8" for plane in planes(self.config.bits, self.config.window))
+        return slots + self.multiple if self.multiple > 1 and tiled_twice and slots % 32 == 0 else slots
 
     def _round(self, count: int, lanes: bool = False) -> int:
         multiple = self.multiple if not lanes or self.multiple == 1 else 128

@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from pallas_kernels.float_bits import from_bits
+from pallas_kernels.layer_slice import layer_slice
 from pallas_kernels.quantized_windows import (
     HeadWindows,
     QuantizedWindows,
@@ -96,7 +97,7 @@ def tiered_decode_attention(
     rows = q.astype(jnp.float32).reshape(batch, tokens, kv_heads, groups, head_dim) * head_dim**-0.5
     rows = jnp.transpose(rows, (0, 2, 1, 3, 4)).reshape(batch, kv_heads, tokens * groups, head_dim)
 
-    keys, values = _heads_first(_layer(tiers.local, layer), kv_heads, kv_dtype)
+    keys, values = _heads_first(layer_slice(tiers.local, layer), kv_heads, kv_dtype)
     seen = tiers.local_positions[:, None, :] <= q_positions[:, :, None]
     seen = jnp.repeat(seen, groups, axis=1)[:, None]  # [B, 1, T*G, rows]
     logits = [jnp.where(seen, _scores(rows, keys), -jnp.inf)]
@@ -105,7 +106,7 @@ def tiered_decode_attention(
     full_values = None
     if tiers.full is not None:
         assert tiers.full_valid is not None
-        keys, full_values = _heads_first(_layer(tiers.full, layer), kv_heads, kv_dtype)
+        keys, full_values = _heads_first(layer_slice(tiers.full, layer), kv_heads, kv_dtype)
         valid = jnp.repeat(tiers.full_valid, window, axis=1)[:, None, None, :]
         logits.append(jnp.where(valid, _scores(rows, keys), -jnp.inf))
         full_values = jnp.where(valid[:, :, 0, :, None], full_values, 0.0)
@@ -114,7 +115,7 @@ def tiered_decode_attention(
     if tiers.quantized is not None:
         assert tiers.quantized_starts is not None
         windows = split_heads(
-            jax.tree.map(lambda x: _layer(x, layer), tiers.quantized),
+            jax.tree.map(lambda x: layer_slice(x, layer), tiers.quantized),
             kv_heads=kv_heads,
             bits=bits,
             window=window,
