@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from convert import convert
+from qevict_jax import CacheConfig, generate, load
+from qevict_jax.models.tokenizer import Tokenizer
 from tests import golden
 from tests.converted import load_converted
 from tests.smollm2 import INSTALL, packaged_file
@@ -55,6 +57,24 @@ def test_decode_trajectory(row):
     assert_close(logits_of(model, tokens)[-steps - 1 : -1], expected["decode/logits"])
 
 
+def test_full_cache_follows_transformers(row):
+    """The same steps through our own dense cache, up to an end-of-sequence token if one is drawn."""
+    name, model = row
+    expected = golden.load(name)
+    tokens = expected["decode/tokens"].tolist()
+    steps = next((step for step, token in enumerate(tokens, 1) if token in model.tokenizer.eos_ids), len(tokens))
+    result = generate(
+        model,
+        [expected["decode/prompt"].tolist()],
+        cache=CacheConfig.full(kv_dtype="float32"),
+        max_new_tokens=len(tokens),
+        log_probs=True,
+    )[0]
+    assert list(result.tokens) == tokens[:steps]
+    logits = expected["decode/logits"][:steps].astype(np.float64)
+    assert_close(result.log_probs, logits.max(axis=-1) - np.log(np.exp(logits).sum(axis=-1)))
+
+
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory):
     """Directory of the packaged SmolLM2, converted with float32 weights."""
@@ -66,17 +86,11 @@ def smollm2(tmp_path_factory):
 
 @pytest.mark.model
 def test_smollm2_prompt_ids(smollm2):
-    from qevict_jax.models.tokenizer import Tokenizer
-
     tokenizer = Tokenizer.load(smollm2)
     with np.load(golden.SMOLLM2_FILE) as expected:
         for prompt in ("text", "long_text"):
-            assert (
-                tokenizer.encode(str(expected[f"{prompt}/text"])) == expected[f"{prompt}/input_ids"].tolist()
-            )
-            assert tokenizer.decode(expected[f"{prompt}/tokens"].tolist()) == str(
-                expected[f"{prompt}/decoded"]
-            )
+            assert tokenizer.encode(str(expected[f"{prompt}/text"])) == expected[f"{prompt}/input_ids"].tolist()
+            assert tokenizer.decode(expected[f"{prompt}/tokens"].tolist()) == str(expected[f"{prompt}/decoded"])
         turn = [{"role": "user", "content": str(expected["question/text"])}]
         assert tokenizer.chat(turn) == expected["question/input_ids"].tolist()
 
@@ -84,8 +98,6 @@ def test_smollm2_prompt_ids(smollm2):
 @pytest.mark.model
 @pytest.mark.slow
 def test_smollm2_greedy_continuation(smollm2):
-    from qevict_jax import CacheConfig, Sampling, generate, load
-
     model = load(smollm2)
     with np.load(golden.SMOLLM2_FILE) as expected:
         for prompt in ("text", "question", "long_text"):
@@ -94,6 +106,5 @@ def test_smollm2_greedy_continuation(smollm2):
                 [expected[f"{prompt}/input_ids"].tolist()],
                 cache=CacheConfig.full(kv_dtype="float32"),
                 max_new_tokens=len(expected[f"{prompt}/tokens"]),
-                sampling=Sampling(),
             )[0]
             assert list(result.tokens) == expected[f"{prompt}/tokens"].tolist(), prompt
