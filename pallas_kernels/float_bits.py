@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """16-bit floats kept as their bits.
 
-XLA's CPU backend runs a scatter into bfloat16 or float16 in float32: it converts the whole array, there and back, to write
-one row (jaxlib 0.10: twice the array in temporary memory). Into uint16 it writes in place, on every platform. So whatever
-is updated in place is stored as bits, and becomes a number where it is read.
+XLA's CPU backend runs a scatter into bfloat16 or float16 in float32: it converts the whole array, there and back, to
+write one row (jaxlib 0.10: twice the array in temporary memory). Into uint16 it writes in place, on every platform.
+So
+whatever is updated in place is stored as bits, and becomes a number where it is read.
 """
 
 import jax.numpy as jnp

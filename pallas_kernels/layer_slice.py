@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One layer of a stack, in row-major order whatever its reader would like best.
 
-XLA:TPU gives an array the layout that suits its consumer. Through a slice that wish reaches the stack itself, which travels
-in a loop: then the whole tier is transposed at both ends of the program (LOG.md). Pinned, only the slice is.
+XLA:TPU gives an array the layout that suits its consumer. Through a slice that wish reaches the stack itself, which
+travels in a loop: then the whole tier is transposed at both ends of the program (LOG.md). Pinned, only the slice is.
 """
 
 from jax import lax

@@ -24,8 +24,9 @@ class QuantizedWindows(NamedTuple):
         codes: packed codes, one array ``[*n, Q, words*K*2*D]`` per bit plane (`packing`), word-major.
         key_params: ``[*n, Q, K*D]``: scale in the low half of a word and offset in the high half. uint32 words hold two
             bfloat16; uint16 words hold two bytes, decoded by four numbers in ``scalars``.
-        scalars: ``[*n, Q, P]`` bits of bfloat16, P at least K*X, the rest padding. Per head, X is W value scales, W value offsets and,
-            with uint16 ``key_params``, lowest scale, step of a scale, lowest offset, step of an offset.
+        scalars: ``[*n, Q, P]`` bits of bfloat16, P at least K*X, the rest padding. Per head, X is W value scales, W
+            value offsets and, with uint16 ``key_params``, lowest scale, step of a scale, lowest offset, step of an
+            offset.
     """
 
     codes: tuple[Integer[Array, "*n Q words_K_2_D"], ...]
@@ -36,9 +37,10 @@ class QuantizedWindows(NamedTuple):
 class HeadWindows(NamedTuple):
     """`QuantizedWindows` of one layer taken apart by head (N = B*K), ready to decode.
 
-    Keys have slots on the last axis and the two halves of RoPE apart: then every step of decoding is a plain operation on
-    long vectors, and the keys come out as the right operand of ``q @ k``. Values come out as that of ``p @ v``. Tokens are
-    in the order (W, Q) in both.
+    Keys have slots on the last axis and the two halves of RoPE apart: then every step of decoding is a plain
+    operation on long vectors, and the keys come out as the right operand of ``q @ k``. Values come out as that of ``p
+    @ v``.
+    Tokens are in the order (W, Q) in both.
     """
 
     key_codes: tuple[Integer[Array, "N 2 halfD words Q"], ...]

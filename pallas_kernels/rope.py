@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding with the half rotation of Hugging Face models (arXiv:2104.09864).
 
-Channel i turns with channel i + D/2 by the angle ``position * inv_freq[i]``, computed in float32: a bfloat16 angle would
-round position 257 to 256.
+Channel i turns with channel i + D/2 by the angle ``position * inv_freq[i]``, computed in float32: a bfloat16 angle
+would round position 257 to 256.
 """
 
 import jax.numpy as jnp

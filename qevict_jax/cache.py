@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tiered KV cache as one frozen pytree of static shapes, stacked over layers.
 
-Slots stand before heads, and heads, key/value and channels are merged in one last axis (``K 2 D``): writing a window or a
-token copies nothing, a window is one contiguous row, and sharding the last axis shards by heads. LOG.md has what XLA:TPU
-does with this and other layouts. 16-bit floats are stored as bits (`pallas_kernels.float_bits`).
+Slots stand before heads, and heads, key/value and channels are merged in one last axis (``K 2 D``): writing a window
+or a token copies nothing, a window is one contiguous row, and sharding the last axis shards by heads. LOG.md has what
+XLA:TPU does with this and other layouts. 16-bit floats are stored as bits (`pallas_kernels.float_bits`).
 """
 
 from dataclasses import dataclass
@@ -82,8 +82,8 @@ class TieredCache:
     """The cache of a batch. Window j holds positions ``sink + j*W .. sink + (j+1)*W - 1``.
 
     Attributes:
-        local: ``[L, B, local_rows, K*2*D]``. Position p >= sink lies in row ``(p - sink) % R`` and position p < sink in row
-            ``R + p``, so that every window that ages is one aligned slice. Keys after RoPE.
+        local: ``[L, B, local_rows, K*2*D]``. Position p >= sink lies in row ``(p - sink) % R`` and position p < sink
+            in row ``R + p``, so that every window that ages is one aligned slice. Keys after RoPE.
         full: ``[L, B, F, W, K*2*D]``, or None if F is 0. Keys after RoPE.
         full_window: window index in each full slot, -1 if empty.
         codes: quantized windows ``[L, B, Q, ...]``, or None if Q is 0. Keys before RoPE and bias.

@@ -36,10 +36,10 @@ class CacheConfig:
         bits: bits of a code in the quantized tier.
         param_bits: bits of a key scale or offset; 8-bit ones are decoded by four bfloat16 numbers per window and head.
         ranking: importance of a window, paper Appendix J.
-        prefill_scores: start scores from the prompt: ``"all"`` sums over all prompt queries (the paper), ``"mean"`` divides
-            by the number of queries that see the key, ``"last:N"`` sums over the last N prompt queries.
-        residency: ``"ranked"`` keeps exactly the best windows in full precision and promotes quantized ones (the paper);
-            ``"exact"`` keeps a quantized window where it is, since its original values are gone.
+        prefill_scores: start scores from the prompt: ``"all"`` sums over all prompt queries (the paper), ``"mean"``
+            divides by the number of queries that see the key, ``"last:N"`` sums over the last N prompt queries.
+        residency: ``"ranked"`` keeps exactly the best windows in full precision and promotes quantized ones (the
+            paper); ``"exact"`` keeps a quantized window where it is, since its original values are gone.
         accounting: ``"physical"`` charges every byte that lives between steps; ``"paper"`` charges values, codes and
             parameters only, which reproduces the paper's capacities.
     """

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled programs of generation, all built from one decode step and one routing event.
 
-`read` takes prompts in and `begin` draws the first tokens; `run` decodes to the end under one `lax.while_loop`; `block` is
-its body, used from Python where stop strings must be looked at; `token` and `event` are the same step and event one by one,
-for streaming; `feed` takes given tokens, for a chat turn.
+`read` takes prompts in and `begin` draws the first tokens; `run` decodes to the end under one `lax.while_loop`;
+`block` is its body, used from Python where stop strings must be looked at; `token` and `event` are the same step and
+event one
+by one, for streaming; `feed` takes given tokens, for a chat turn.
 """
 
 import time

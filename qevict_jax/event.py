@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A routing event on the whole cache: decide for all layers at once, then move bytes layer by layer.
 
-Every write is bounded and slot-stable: gather what moves, pass an optimization barrier so that reads stay before writes,
-scatter with out-of-range indices for what does not move. No tier is ever copied or selected over.
+Every write is bounded and slot-stable: gather what moves, pass an optimization barrier so that reads stay before
+writes, scatter with out-of-range indices for what does not move. No tier is ever copied or selected over.
 """
 
 from functools import partial

@@ -72,23 +72,28 @@ def plan_cache(shape: KVShape, config: CacheConfig, total_len: int, *, slot_mult
     tiers = _Capacities(shape, config, total_len, slot_multiple)
     full_windows, quant_windows = tiers.fit(budget)
     if full_windows + quant_windows == 0 and tiers.most > 0:
-        least = tiers.least_bytes()
-        ratio = math.ceil(least / full_bytes * 1e4) / 1e4
         raise QEvictError(
-            f"{float(budget):.0f} bytes per sequence ({float(budget) / full_bytes:.4g} of the full cache at {total_len} "
-            f"tokens) cannot hold the sinks, the ring of recent tokens and one window; the smallest budget that works is "
-            f"{ratio:.4g} (budget_bytes={least})"
+            f"{_share(budget, full_bytes)} cannot hold the sinks, the ring of recent tokens and one window; "
+            f"{_smallest(tiers.least_bytes(), full_bytes)}"
         )
     layout = tiers.layout(full_windows, quant_windows)
     parts = _parts(layout)
     kv_bytes = sum(size for _, size in parts)
     if tiers.most == 0 and kv_bytes > budget:
         raise QEvictError(
-            f"a cache of {total_len} tokens is all sinks and recent tokens: {kv_bytes} bytes, over the budget of "
-            f"{float(budget):.0f}; the smallest budget that works is {math.ceil(kv_bytes / full_bytes * 1e4) / 1e4:.4g} "
-            f"(budget_bytes={kv_bytes}), or use policy='full'"
+            f"{_share(budget, full_bytes)} cannot hold a cache that is all sinks and recent tokens, as it is at "
+            f"{total_len} tokens; {_smallest(kv_bytes, full_bytes)}, or use policy='full'"
         )
     return CachePlan(config, total_len, layout, full_windows, quant_windows, kv_bytes, full_bytes, parts)
+
+
+def _share(budget: Fraction, full_bytes: int) -> str:
+    return f"a budget of {int(budget)} bytes per sequence, {float(budget / full_bytes):.4g} of the full cache,"
+
+
+def _smallest(least: int, full_bytes: int) -> str:
+    ratio = math.ceil(least / full_bytes * 1e4) / 1e4
+    return f"the smallest budget that works is {ratio:.4f} (budget_bytes={least})"
 
 
 class _Capacities:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How important a window is: the ranking functions of paper Appendix J, higher is kept.
 
-A ranking is a few pure functions on arrays of any shape, one number a window. `RANKINGS` is the table that the cache, the
-tests and the benchmarks share; nothing else knows which ranking is in use.
+A ranking is a few pure functions on arrays of any shape, one number a window. `RANKINGS` is the table that the cache,
+the tests and the benchmarks share; nothing else knows which ranking is in use.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ class Ranking(NamedTuple):
 
     Attributes:
         observe: ``(score, mass of this step) -> score`` at every decode step, for rankings without ``event``.
-        event: ``(score, mass since the last event) -> score`` at a routing event, or None; if given, the cache keeps the
-            mass since the last event.
+        event: ``(score, mass since the last event) -> score`` at a routing event, or None; if given, the cache keeps
+            the mass since the last event.
         start: ``(start mass of the prompt) -> score``.
-        keys: ``(keys) -> score`` from the keys ``[*n, W, K, D]`` of a window, or None; such a score is given when a window
-            leaves the ring and never changes.
+        keys: ``(keys) -> score`` from the keys ``[*n, W, K, D]`` of a window, or None; such a score is given when a
+            window leaves the ring and never changes.
     """
 
     observe: Callable[[Array, Array], Array]

@@ -67,8 +67,8 @@ def _lowest(windows: Int[Array, "n"], scores: Float[Array, "n"]) -> Int[Array, "
 def route_exact(slots: Slots, new: Event) -> tuple[Slots, Moves]:
     """Residency "exact": full slots hold only windows that were never quantized.
 
-    The window from the ring takes a full slot if it beats the lowest there, which is then quantized; the loser takes a code
-    slot if it beats the lowest there, which is then evicted. Two argmins, at most one move into each tier.
+    The window from the ring takes a full slot if it beats the lowest there, which is then quantized; the loser takes
+    a code slot if it beats the lowest there, which is then evicted. Two argmins, at most one move into each tier.
     """
     full_slots, code_slots = slots.full_window.shape[0], slots.code_window.shape[0]
     arrived = new.window >= 0

@@ -83,8 +83,8 @@ def sample(
         logits: float32.
         filters: which filters are on.
         numbers: their numbers and the seed's key.
-        position: how many tokens each row has drawn before; with the row's index it makes the row's randomness, so a row
-            draws the same whatever else is in the batch.
+        position: how many tokens each row has drawn before; with the row's index it makes the row's randomness, so a
+            row draws the same whatever else is in the batch.
     """
     if filters.greedy:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)

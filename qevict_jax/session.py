@@ -88,8 +88,8 @@ class Session:
         room = self._max_context - ahead
         if room < 1:
             raise QEvictError(
-                f"the conversation would be {ahead} tokens long and max_context={self._max_context} leaves no room for an "
-                f"answer; start a new one, or give a larger max_context (the model goes up to "
+                f"the conversation would be {ahead} tokens long and max_context={self._max_context} leaves no room for "
+                f"an answer; start a new one, or give a larger max_context (the model goes up to "
                 f"{self._model.config.max_position})"
             )
         self.messages.append({"role": "user", "content": text})
@@ -151,7 +151,7 @@ class Session:
                 self.messages.append({"role": "assistant", "content": self._tokenizer.decode(drawn)})
 
     def _take_in(self, compiled: Compiled) -> jax.Array:
-        """Brings pending ids into the cache: the first turn at once, later ones in chunks that are routed after each."""
+        """Brings pending ids into the cache: the first turn at once, later ones in chunks, each with an event."""
         params = self._model.params
         if self._cache is None:
             padded = np.zeros((1, min(bucket(len(self._pending)), self._max_context)), np.int32)

@@ -16,7 +16,8 @@ from pallas_kernels.tiered_decode_attention.base import Tiers as Tiers
 def tiered_decode_attention(*arrays: Any, **static: Any) -> tuple[Float[Array, "B T H D"], Mass]:
     """`base.tiered_decode_attention`, which says what it computes, in the form that suits the platform.
 
-    The choice is made where the program is lowered, so one exported on a CPU for another platform takes that platform's.
+    The choice is made where the program is lowered, so one exported on a CPU for another platform takes that
+    platform's.
     """
     return lax.platform_dependent(
         *arrays,

@@ -29,7 +29,8 @@ class Tiers(NamedTuple):
     """What one layer attends to: the stacks of all layers, and what is valid in this layer's slots.
 
     Attributes:
-        local: ``[L, B, rows, K*2*D]``, ring slots first, then sinks; a row is key then value of each head. Keys after RoPE.
+        local: ``[L, B, rows, K*2*D]``, ring slots first, then sinks; a row is key then value of each head. Keys after
+            RoPE.
         local_positions: ``[B, rows]`` int32, position of the token in each row; a query sees positions up to its own.
         full: ``[L, B, F, W, K*2*D]`` like local, or None.
         full_valid: ``[B, F]``.

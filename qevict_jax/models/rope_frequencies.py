@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """RoPE frequencies of a model, with llama3 scaling, in the very float32 numbers that transformers computes.
 
-At position 9,000 the last bit of a frequency is worth 5e-4 in an angle, so "nearly" is not enough: the power is taken in
-float64 and rounded, the reciprocal in float32 (LOG.md). NumPy, because jnp's power differs in the last bits.
+At position 9,000 the last bit of a frequency is worth 5e-4 in an angle, so "nearly" is not enough: the power is taken
+in float64 and rounded, the reciprocal in float32 (LOG.md). NumPy, because jnp's power differs in the last bits.
 """
 
 import numpy as np

@@ -3,7 +3,8 @@
 """The decoder that Llama, Qwen2.5 and Mistral share, as Flax modules with the layers stacked.
 
 The modules hold parameters and the arithmetic of one layer; how keys and values are kept is the caller's business, who
-runs the layers under `lax.scan` (`steps`). Attribute names are the paths of the parameter tree that `load_params` returns.
+runs the layers under `lax.scan` (`steps`). Attribute names are the paths of the parameter tree that `load_params`
+returns.
 """
 
 import jax

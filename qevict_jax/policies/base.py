@@ -19,7 +19,7 @@ Cache = TypeVar("Cache")
 
 @dataclass(frozen=True)
 class Prompt:
-    """Queries, keys and values of one layer over a prompt, after bias and RoPE, and the log-sum-exp of its attention."""
+    """Queries, keys and values of one layer over a prompt, after bias and RoPE, and its attention's log-sum-exp."""
 
     q: Float[Array, "B S H D"]
     k: Float[Array, "B S K D"]
@@ -63,7 +63,7 @@ class Policy(Protocol[Cache]):
         valid: Bool[Array, "B T"],
         transform: KeyTransform,
     ) -> tuple[Cache, Float[Array, "B T H D"], Any]:
-        """Stores new tokens of one layer, at positions ``length ..``, and attends; also what `observe` wants to know."""
+        """Stores new tokens of one layer, at positions ``length ..``, and attends; also what `observe` wants."""
         ...
 
     def observe(self, cache: Cache, seen: Any, count: Int[Array, "B"]) -> Cache:

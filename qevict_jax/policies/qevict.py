@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """QEvict: three tiers of windows under a byte budget (paper section 4; arXiv:2608.05326).
 
-Deviations from the paper are options of `CacheConfig`; `CacheConfig.paper` sets all of them to the paper's choice, except
-that scores take every decode step into account, where the paper's code sees attention only at routing steps (Appendix H).
+Deviations from the paper are options of `CacheConfig`; `CacheConfig.paper` sets all of them to the paper's choice,
+except that scores take every decode step into account, where the paper's code sees attention only at routing steps
+(Appendix
+H).
 """
 
 from dataclasses import dataclass
