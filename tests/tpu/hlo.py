@@ -1,0 +1,54 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of given arrays in the optimized HLO of a compiled program."""
+
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_ELEMENT_TYPES = {
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "int32": "s32",
+    "bool": "pred",
+    "bfloat16": "bf16",
+    "float32": "f32",
+}
+_RESULT = re.compile(r"%(\S+) = (\w+\[[\d,]*\])(\S*) (copy|transpose|convert|select)\(")
+_VMEM = "S(1)"  # memory space in a layout: moving a small array into VMEM is prefetching, not a copy in HBM
+
+
+def array_type(array: Any) -> str:
+    """Type of an array as HLO writes it, e.g. ``bf16[30,1,56,384]``."""
+    return f"{_ELEMENT_TYPES[jnp.dtype(array.dtype).name]}[{','.join(map(str, array.shape))}]"
+
+
+def nbytes(array: Any) -> int:
+    """Bytes of an abstract array without padding."""
+    return math.prod(array.shape) * jnp.dtype(array.dtype).itemsize
+
+
+def whole_copies(hlo: str, tree: Any) -> dict[str, int]:
+    """Operations that write a second array of the size of a leaf into HBM, by type: how many.
+
+    Updates in place have other names in HLO: dynamic-update-slice, scatter, or a fusion of one.
+    """
+    wanted = {array_type(leaf) for leaf in jax.tree.leaves(tree)}
+    found: dict[str, set[str]] = {}
+    for name, kind, layout, _ in _RESULT.findall(hlo):
+        if kind in wanted and _VMEM not in layout:
+            found.setdefault(kind, set()).add(name)
+    return {kind: len(names) for kind, names in found.items()}
+
+
+def copied_bytes(copies: dict[str, int], tree: Any) -> int:
+    """Bytes that these copies can hold at a time, each type once per leaf or copy, whichever is fewer."""
+    total = 0
+    for kind, count in copies.items():
+        leaves = [leaf for leaf in jax.tree.leaves(tree) if array_type(leaf) == kind]
+        total += min(count, len(leaves)) * nbytes(leaves[0])
+    return total
