@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""The one table of cache configurations that every law is tested on: a new policy, ranking or option is one more row."""
+
+from dataclasses import dataclass
+
+from qevict_jax.config import CacheConfig
+
+
+@dataclass(frozen=True)
+class PolicyCase:
+    """A configuration at a tiny size.
+
+    Attributes:
+        config: the cache, sized so that full slots, code slots and evictions all occur where they can.
+        model: a row of `tests.random_model.CONFIGS`.
+        prompt: static prompt size.
+        events: routing events that a recording goes through.
+    """
+
+    config: CacheConfig
+    model: str = "plain"
+    prompt: int = 64
+    events: int = 4
+
+    @property
+    def total_len(self) -> int:
+        """Static capacity."""
+        return self.prompt + self.events * max(8, self.config.window)
+
+
+def _case(changes: dict, **case) -> PolicyCase:
+    """The tuned preset with windows small enough for prompts of 60 tokens."""
+    small = {"window": 4, "sink": 3, "recent": 5, "kv_dtype": "float32", "budget": 0.24, "prefill_scores": "last:8"}
+    return PolicyCase(CacheConfig.tuned(**(small | changes)), **case)
+
+
+def _paper(changes: dict, **case) -> PolicyCase:
+    small = {"sink": 3, "recent": 5, "kv_dtype": "float32", "budget": 0.34}
+    return PolicyCase(CacheConfig.paper(**(small | changes)), **case)
+
+
+RANKED = {"residency": "ranked", "quant_fraction": 0.3}
+HALF = {"quant_fraction": 0.5, "budget": 0.3}
+
+CASES: dict[str, PolicyCase] = {
+    "full": PolicyCase(CacheConfig.full("float32")),
+    "full_bfloat16": PolicyCase(CacheConfig.full("bfloat16"), events=2),
+    "paper": _paper({"budget": 0.27}, prompt=200, events=3),
+    "paper_w4_mean": _paper({"window": 4, "prefill_scores": "mean", "quant_fraction": 0.5}, events=6),
+    "paper_bias": _paper({"window": 4, "prefill_scores": "last:8", "budget": 0.32, "quant_fraction": 0.4}, model="bias", events=6),
+    "tuned": _case({}),
+    "tuned_w8": _case({"window": 8, "budget": 0.35}),
+    "two_tiers": _case({"quant_fraction": 0.0, "budget": 0.4}),
+    "exact": _case(HALF | {"quant_fraction": 0.3, "bits": 2}, events=6),
+    "exact_q09_bias": _case({"quant_fraction": 0.9, "budget": 0.3, "bits": 4}, model="bias", prompt=160),
+    "exact_bfloat16": _case(HALF | {"kv_dtype": "bfloat16", "budget": 0.4, "param_bits": 16}),
+    "exact_float16": _case(HALF | {"kv_dtype": "float16", "budget": 0.44, "prefill_scores": "all"}),
+    "ranked_int4": _case(RANKED | {"bits": 4, "budget": 0.34}, events=6),
+    "ranked_only_codes": _case(RANKED | {"quant_fraction": 1.0, "prefill_scores": "mean", "budget": 0.24}),
+    "exact_decay": _case(HALF | {"quant_fraction": 0.3, "ranking": "decay"}),
+    "exact_p_norm": _case(HALF | {"quant_fraction": 0.3, "ranking": "p_norm", "param_bits": 16, "bits": 2}),
+    "exact_key_norm": _case(HALF | {"quant_fraction": 0.3, "ranking": "key_norm"}, model="bias"),
+    "ranked_decay": _case(RANKED | {"ranking": "decay", "budget": 0.4}, model="bias"),
+    "ranked_p_norm": _case(RANKED | {"ranking": "p_norm", "budget": 0.4, "window": 8}, prompt=120),
+    "ranked_key_norm": _case(RANKED | {"ranking": "key_norm", "budget": 0.34}),
+    "window_16": _case(HALF | {"window": 16, "recent": 1, "budget": 0.36, "quant_fraction": 0.3}, prompt=160, events=2),
+    "window_32": _case({"window": 32, "recent": 1, "bits": 4, "budget": 0.4}, prompt=160, events=2),
+    "ranked_window_32": _case(
+        RANKED | {"window": 32, "recent": 1, "budget": 0.6}, prompt=200, events=2, model="bias"
+    ),
+    "no_sinks": _case(HALF | {"sink": 0, "recent": 1, "budget": 0.26}),
+}  # fmt: skip
+
+TIERED = [name for name, case in CASES.items() if case.config.policy == "qevict"]
