@@ -104,9 +104,7 @@ def tensors(name: str) -> dict[str, np.ndarray]:
 
 
 def _tensor(name: str, spec: TinySpec, key: str, shape: tuple[int, ...]) -> np.ndarray:
-    noise = np.random.default_rng(zlib.crc32(f"{name}/{key}".encode())).standard_normal(
-        shape, dtype=np.float32
-    )
+    noise = np.random.default_rng(zlib.crc32(f"{name}/{key}".encode())).standard_normal(shape, dtype=np.float32)
     if key.endswith("norm.weight"):
         return 1 + np.float32(0.2) * noise
     if key.endswith("k_proj.bias"):
@@ -203,8 +201,7 @@ def _write_weights(directory: Path, weights: dict[str, np.ndarray], shards: int)
         return
     keys = list(weights)
     weight_map = {
-        key: f"model-{1 + i * shards // len(keys):05}-of-{shards:05}.safetensors"
-        for i, key in enumerate(keys)
+        key: f"model-{1 + i * shards // len(keys):05}-of-{shards:05}.safetensors" for i, key in enumerate(keys)
     }
     for file in sorted(set(weight_map.values())):
         part = {key: weights[key] for key in keys if weight_map[key] == file}

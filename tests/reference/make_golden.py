@@ -26,9 +26,7 @@ def golden_arrays(name: str, directory: Path) -> dict[str, np.ndarray]:
         arrays[f"{case.name}/logits"] = torch_model.logits(model, case.tokens, case.positions)[-golden.KEPT :]
     prompt = cases[1].tokens
     arrays["decode/prompt"] = prompt
-    arrays["decode/tokens"], arrays["decode/logits"] = torch_model.greedy(
-        model, prompt.tolist(), DECODE_STEPS
-    )
+    arrays["decode/tokens"], arrays["decode/logits"] = torch_model.greedy(model, prompt.tolist(), DECODE_STEPS)
     return arrays
 
 

@@ -28,9 +28,7 @@ def main() -> None:
         raise SystemExit(f"needs a GGUF file: {INSTALL}")
     where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
-    model = AutoModelForCausalLM.from_pretrained(
-        **where, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, attn_implementation="eager").eval()
     arrays = {"transformers": np.array(transformers.__version__), "torch": np.array(torch.__version__)}
     for name in ("text", "question", "long_text"):
         text = getattr(smollm2_prompts, name.upper())

@@ -16,9 +16,7 @@ from tests.tiny_models import TINY, write_hf
 pytestmark = pytest.mark.reference
 
 
-@pytest.fixture(
-    scope="module", params=[(name, style) for name in TINY for style in ("v4", "v5")], ids="-".join
-)
+@pytest.fixture(scope="module", params=[(name, style) for name in TINY for style in ("v4", "v5")], ids="-".join)
 def pair(request, tmp_path_factory):
     """Name, our model and that of transformers, of the same directory; two shards for the older form."""
     name, style = request.param

@@ -61,9 +61,7 @@ def strided_groups(model) -> None:
         attention = layer.self_attn
         for projection, dim in ((attention.q_proj, 0), (attention.o_proj, 1)):
             heads = projection.weight.unflatten(dim, (-1, attention.num_key_value_groups, attention.head_dim))
-            projection.weight = torch.nn.Parameter(
-                heads.transpose(dim, dim + 1).flatten(dim, dim + 2).contiguous()
-            )
+            projection.weight = torch.nn.Parameter(heads.transpose(dim, dim + 1).flatten(dim, dim + 2).contiguous())
 
 
 def swapped_norms(model) -> None:
