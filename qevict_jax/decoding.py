@@ -11,7 +11,7 @@ by one, for streaming; `feed` takes given tokens, for a chat turn.
 import time
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from qevict_jax.policies import Policy
 from qevict_jax.sampling import Filters, Numbers, sample
 
 
+@no_type_check  # also made of shapes, where a program is compiled
 @struct.dataclass
 class DecodeState:
     """Everything that changes while a batch decodes; donated from step to step.

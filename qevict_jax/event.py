@@ -7,6 +7,7 @@ writes, scatter with out-of-range indices for what does not move. No tier is eve
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +90,20 @@ def _ring_keys(local: Array, cache: TieredCache, ring_window: Int[Array, "B"]) -
     return tokens.reshape(*tokens.shape[:2], layout.shape.kv_heads, 2, -1)[..., 0, :]
 
 
+def _after(slot: Int[Array, "B n"], made: Any) -> Int[Array, "B n"]:
+    """The slots, unchanged, but only known once everything in ``made`` has been computed.
+
+    A write that depends on what was made from a read of the same array stays behind that read, and the array in place.
+    XLA:CPU drops optimization barriers before it looks for such hazards, and would copy the whole tier (LOG.md).
+    """
+    for part in jax.tree.leaves(made):
+        word = part.reshape(slot.shape[0], -1)[:, :1]
+        if word.dtype == jnp.float32:
+            word = lax.bitcast_convert_type(word, jnp.uint32)
+        slot = slot + jnp.minimum((word >> 1).astype(jnp.int32), 0)  # zero, which XLA does not find out
+    return slot
+
+
 def _move(cache: TieredCache, moves: Moves, new_window: Int[Array, "L B"], transform: KeyTransform) -> TieredCache:
     layout = cache.layout
     batch = jnp.arange(new_window.shape[1])[:, None]
@@ -127,13 +142,13 @@ def _move(cache: TieredCache, moves: Moves, new_window: Int[Array, "L B"], trans
 
         to_write, to_fill = lax.optimization_barrier((to_write, to_fill))
         if codes is not None:
+            slot = _after(move.code_slot, to_fill)
             codes = jax.tree.map(
-                lambda stack, rows: stack.at[layer, batch, move.code_slot].set(rows, mode="drop"),
-                codes,
-                to_write,
+                lambda stack, rows: stack.at[layer, batch, slot].set(rows, mode="drop"), codes, to_write
             )
         if full is not None:
-            full = full.at[layer, batch, move.full_slot].set(to_fill, mode="drop")
+            slot = _after(move.full_slot, to_write)
+            full = full.at[layer, batch, slot].set(to_fill, mode="drop")
         return full, codes
 
     full, codes = lax.fori_loop(0, layout.shape.layers, one_layer, (cache.full, cache.codes))
