@@ -53,7 +53,7 @@ def planes(bits: int, window: int) -> tuple[Plane, ...]:
     return tuple(made)
 
 
-def pack(codes: Int[Array, "*n W C"], bits: int) -> tuple[Integer[Array, "*n words C"], ...]:
+def pack(codes: Int[Array, "*n W C"], bits: int) -> tuple[Integer[Array, "*n _words C"], ...]:
     """Packs codes in ``0 .. 2**bits - 1``, tokens before channels, into one array of words a plane."""
     *lead, window, channels = codes.shape
     packed = []

@@ -29,7 +29,7 @@ class QuantizedWindows(NamedTuple):
             offset.
     """
 
-    codes: tuple[Integer[Array, "*n Q words_K_2_D"], ...]
+    codes: tuple[Integer[Array, "*n Q _words_K_2_D"], ...]
     key_params: Integer[Array, "*n Q K_D"]
     scalars: Integer[Array, "*n Q P"]
 
@@ -43,10 +43,10 @@ class HeadWindows(NamedTuple):
     Tokens are in the order (W, Q) in both.
     """
 
-    key_codes: tuple[Integer[Array, "N 2 halfD words Q"], ...]
+    key_codes: tuple[Integer[Array, "N 2 halfD _words Q"], ...]
     key_scale: Float[Array, "N 2 halfD Q"]
     key_offset: Float[Array, "N 2 halfD Q"]
-    value_codes: tuple[Integer[Array, "N words Q D"], ...]
+    value_codes: tuple[Integer[Array, "N _words Q D"], ...]
     value_scale: Float[Array, "N W Q"]
     value_offset: Float[Array, "N W Q"]
 
@@ -106,7 +106,7 @@ def split_heads(
 
 
 def decode_keys(
-    codes: tuple[Integer[Array, "halfD words Q"], ...],
+    codes: tuple[Integer[Array, "halfD _words Q"], ...],
     scale: Float[Array, "halfD Q"],
     offset: Float[Array, "halfD Q"],
     bits: int,
@@ -116,7 +116,9 @@ def decode_keys(
     return unpack(codes, bits, window, axis=1).astype(jnp.float32) * scale[:, None] + offset[:, None]
 
 
-def decode_value_codes(codes: tuple[Integer[Array, "words Q D"], ...], bits: int, window: int) -> Float[Array, "W Q D"]:
+def decode_value_codes(
+    codes: tuple[Integer[Array, "_words Q D"], ...], bits: int, window: int
+) -> Float[Array, "W Q D"]:
     """One head's value codes as float32. Scale and offset stay apart: they fold into the probabilities."""
     return unpack(codes, bits, window, axis=0).astype(jnp.float32)
 
@@ -143,7 +145,7 @@ def dequantize(
     heads = split_heads(windows, kv_heads=kv_heads, bits=bits, window=window)
 
     def one(head: HeadWindows) -> tuple[Array, Array]:
-        half_keys = jax.vmap(lambda *half: decode_keys(*half, bits, window))
+        half_keys = jax.vmap(lambda codes, scale, offset: decode_keys(codes, scale, offset, bits, window))
         keys = half_keys(head.key_codes, head.key_scale, head.key_offset).reshape(-1, window, slots)
         codes = decode_value_codes(head.value_codes, bits, window)
         return jnp.transpose(keys, (2, 1, 0)), jnp.swapaxes(

@@ -5,6 +5,8 @@
 It runs inside the layer scan of prefill, so the full cache of all layers never exists.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -51,7 +53,7 @@ def admit(
     positions = local_positions(layout, aged)
     there = positions < length[:, None]
     local = jnp.where(there[..., None], tokens[rows, jnp.minimum(positions, size - 1)], 0)
-    cache = cache.replace(local=cache.local.at[layer].set(to_bits(local, layout.shape.dtype)))
+    cache = replace(cache, local=cache.local.at[layer].set(to_bits(local, layout.shape.dtype)))
 
     count = window_mass.shape[1]
     score = ranking.start(window_mass)
@@ -84,7 +86,8 @@ def admit(
             windows = _pad(best[:, :cut], layout.full_windows, -1)
             full_score = _pad(best_score[:, :cut], layout.full_windows, 0.0)
             assert cache.full is not None and cache.full_window is not None
-            cache = cache.replace(
+            cache = replace(
+                cache,
                 full=cache.full.at[layer, :, :cut].set(to_bits(contents(best[:, :cut]), layout.shape.dtype)),
                 full_window=cache.full_window.at[layer].set(windows),
             )
@@ -92,7 +95,8 @@ def admit(
             codes = quantize(contents(best[:, cut:]), best[:, cut:], layout, inv_freq, bias)
             code_score = _pad(best_score[:, cut:], layout.code_slots, 0.0)
             assert cache.codes is not None and cache.code_window is not None
-            cache = cache.replace(
+            cache = replace(
+                cache,
                 codes=jax.tree.map(lambda stack, made: stack.at[layer, :, : keep - cut].set(made), cache.codes, codes),
                 code_window=cache.code_window.at[layer].set(_pad(best[:, cut:], layout.code_slots, -1)),
             )
@@ -101,9 +105,8 @@ def admit(
         return stack if stack is None or made is None else stack.at[layer].set(made)
 
     old = cache.score
-    return cache.replace(
-        score=PerWindow(write(old.ring, ring), write(old.full, full_score), write(old.quant, code_score))
-    )
+    score = PerWindow(old.ring.at[layer].set(ring), write(old.full, full_score), write(old.quant, code_score))
+    return replace(cache, score=score)
 
 
 def _pad(x: Array, size: int, value: int | float) -> Array:

@@ -86,7 +86,7 @@ def start_mass(
     positions = jnp.arange(size, dtype=jnp.int32)
     weight = (positions < length[:, None]).astype(jnp.float32)
     if prefill_scores == "mean":
-        weight = weight / jnp.maximum(1, length[:, None] - positions)  # queries that see the key
+        weight = weight / jnp.maximum(1, length[:, None] - positions).astype(jnp.float32)  # queries that see the key
     q_positions = jnp.broadcast_to(positions, (batch, size))
     if last_queries is not None and last_queries < size:
         q_positions = length[:, None] - last_queries + jnp.arange(last_queries, dtype=jnp.int32)

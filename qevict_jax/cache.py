@@ -7,8 +7,8 @@ or a token copies nothing, a window is one contiguous row, and sharding the last
 XLA:TPU does with this and other layouts. 16-bit floats are stored as bits (`pallas_kernels.float_bits`).
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple, no_type_check
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +114,7 @@ def abstract_cache(layout: TierLayout, batch: int) -> TieredCache:
     layers, kv_heads, head_dim = layout.shape.layers, layout.shape.kv_heads, layout.shape.head_dim
     kv_dtype = stored_dtype(layout.shape.dtype)
 
-    def array(dtype, *axes: int) -> jax.ShapeDtypeStruct:
+    def array(dtype, *axes: int) -> Any:
         return jax.ShapeDtypeStruct((layers, batch, *axes), dtype)
 
     def per_window() -> PerWindow:
@@ -125,6 +125,7 @@ def abstract_cache(layout: TierLayout, batch: int) -> TieredCache:
         )
 
     slots, codes = layout.full_windows, layout.code_slots
+    per_row: Any = jax.ShapeDtypeStruct((batch,), jnp.int32)
     quantized = None
     if codes:
         word = jnp.uint16 if layout.param_bits == 8 else jnp.uint32
@@ -144,8 +145,8 @@ def abstract_cache(layout: TierLayout, batch: int) -> TieredCache:
         dormant=array(jnp.bool_, codes) if codes and layout.ranked else None,
         score=per_window(),
         mass=per_window() if layout.event_mass else None,
-        length=jax.ShapeDtypeStruct((batch,), jnp.int32),
-        aged=jax.ShapeDtypeStruct((batch,), jnp.int32),
+        length=per_row,
+        aged=per_row,
         layout=layout,
     )
 
@@ -153,7 +154,8 @@ def abstract_cache(layout: TierLayout, batch: int) -> TieredCache:
 def init_cache(layout: TierLayout, batch: int) -> TieredCache:
     """An empty cache: zeros, and no window in any slot."""
     cache = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), abstract_cache(layout, batch))
-    return cache.replace(
+    return replace(
+        cache,
         full_window=None if cache.full_window is None else cache.full_window - 1,
         code_window=None if cache.code_window is None else cache.code_window - 1,
     )

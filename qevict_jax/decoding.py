@@ -9,7 +9,7 @@ by one, for streaming; `feed` takes given tokens, for a chat turn.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, no_type_check
 
@@ -107,7 +107,8 @@ class Decoder:
             log_probs = log_probs.at[rows, column].set(log_prob, mode="drop")
         count = state.count + state.active.astype(jnp.int32)
         ended = jnp.isin(chosen, jnp.asarray(self.eos, jnp.int32)) | (count >= state.limit)
-        return state.replace(
+        return replace(
+            state,
             last=chosen,
             tokens=state.tokens.at[rows, column].set(chosen, mode="drop"),
             log_probs=log_probs,
@@ -119,11 +120,11 @@ class Decoder:
         """One decode step: feeds the newest token of every active row and draws the next."""
         fed = state.active.astype(jnp.int32)
         logits, cache = steps.step(self.program, params, self.policy, state.cache, state.last[:, None], fed)
-        return self.draw(state.replace(cache=cache), logits, numbers)
+        return self.draw(replace(state, cache=cache), logits, numbers)
 
     def event(self, params: nnx.State, state: DecodeState) -> DecodeState:
         """The routing event that follows every ``policy.event_steps`` decode steps."""
-        return state.replace(cache=steps.route(self.program, params, self.policy, state.cache))
+        return replace(state, cache=steps.route(self.program, params, self.policy, state.cache))
 
     def block(self, params: nnx.State, state: DecodeState, numbers: Numbers) -> DecodeState:
         """``policy.event_steps`` decode steps, or as many as any row still wants, and one event."""

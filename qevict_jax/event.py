@@ -6,6 +6,7 @@ Every write is bounded and slot-stable: gather what moves, pass an optimization 
 writes, scatter with out-of-range indices for what does not move. No tier is ever copied or selected over.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,8 +31,8 @@ def route(cache: TieredCache, ranking: Ranking, transform: KeyTransform) -> Tier
     ring_window = cache.aged % layout.ring_windows  # where the oldest window lies in the ring
 
     new_score = cache.score.ring[:, jnp.arange(arrives.shape[0]), ring_window]
-    if ranking.keys is not None:
-        new_score = jax.vmap(lambda local: ranking.keys(_ring_keys(local, cache, ring_window)))(cache.local)
+    if (of_keys := ranking.keys) is not None:
+        new_score = jax.vmap(lambda local: of_keys(_ring_keys(local, cache, ring_window)))(cache.local)
     new_window = jnp.broadcast_to(jnp.where(arrives, cache.aged, -1), new_score.shape)
     decide = route_exact
     if layout.ranked:
@@ -42,7 +43,8 @@ def route(cache: TieredCache, ranking: Ranking, transform: KeyTransform) -> Tier
     ring = cache.score.ring
     rows = jnp.where(arrives, ring_window, layout.ring_windows)  # the place is free for a window yet to come
     ring = ring.at[:, jnp.arange(rows.shape[0]), rows].set(0.0, mode="drop")
-    return cache.replace(
+    return replace(
+        cache,
         full_window=slots.full_window if layout.full_windows else None,
         code_window=slots.code_window if layout.code_slots else None,
         dormant=slots.dormant if cache.dormant is not None else None,
@@ -57,9 +59,10 @@ def route(cache: TieredCache, ranking: Ranking, transform: KeyTransform) -> Tier
 
 def _close_scores(cache: TieredCache, ranking: Ranking) -> TieredCache:
     """Folds the mass since the last event into the scores, for rankings that wait for events."""
-    if ranking.event is None:
+    if ranking.event is None or cache.mass is None:
         return cache
-    return cache.replace(
+    return replace(
+        cache,
         score=jax.tree.map(ranking.event, cache.score, cache.mass),
         mass=jax.tree.map(jnp.zeros_like, cache.mass),
     )
@@ -120,6 +123,7 @@ def _move(cache: TieredCache, moves: Moves, new_window: Int[Array, "L B"], trans
         if codes is not None:
             tokens, windows = fresh, new_window[layer][:, None]
             if full is not None:
+                assert cache.full_window is not None
                 source = jnp.minimum(move.code_source, layout.full_windows - 1)
                 from_ring = move.code_source == layout.full_windows
                 tokens = jnp.where(from_ring[..., None, None], fresh, full[layer, batch, source])
@@ -132,6 +136,7 @@ def _move(cache: TieredCache, moves: Moves, new_window: Int[Array, "L B"], trans
         if full is not None:
             to_fill = jnp.broadcast_to(fresh, (*move.full_slot.shape, *fresh.shape[2:]))
             if layout.ranked:
+                assert cache.code_window is not None
                 source = jnp.minimum(move.full_source, layout.code_slots - 1)
                 promoted = jax.tree.map(lambda stack: stack[layer, batch, source], codes)
                 windows = jnp.take_along_axis(cache.code_window[layer], source, axis=1)
@@ -152,4 +157,4 @@ def _move(cache: TieredCache, moves: Moves, new_window: Int[Array, "L B"], trans
         return full, codes
 
     full, codes = lax.fori_loop(0, layout.shape.layers, one_layer, (cache.full, cache.codes))
-    return cache.replace(full=full, codes=codes)
+    return replace(cache, full=full, codes=codes)

@@ -4,7 +4,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +121,7 @@ def _watch(state: DecodeState, watches: list, streams: list, seen: list, eos: fr
                 active[row], ends[row] = False, at + 1
                 break
         seen[row] = int(ends[row])
-    return state.replace(active=jnp.asarray(active), count=jnp.asarray(ends))
+    return replace(state, active=jnp.asarray(active), count=jnp.asarray(ends))
 
 
 class _Run:

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 

@@ -219,9 +219,11 @@ def _quantized_scores(
     sin = sin_start * cos_step + cos_start * sin_step
 
     def score(head: tuple) -> Float[Array, "TG WQ"]:
-        row, queries, *halves = head
+        row, queries, codes, scale, offset = head
         # a loop of its own, so that XLA:CPU does not fuse unpacking into the product: that loop would not vectorize
-        low, high = _each(lambda half: decode_keys(*half, bits, window), tuple(halves), serial)
+        low, high = _each(
+            lambda half: decode_keys(half[0], half[1], half[2], bits, window), (codes, scale, offset), serial
+        )
         c, s = _layer(cos, row), _layer(sin, row)
         turned_low = (low * c - high * s).reshape(half, -1)
         turned_high = (high * c + low * s).reshape(half, -1)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The full cache: every token in one dense array, nothing scored and nothing moved."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import no_type_check
 
 import jax.numpy as jnp
@@ -44,11 +44,11 @@ class Full:
     def admit(self, cache: DenseCache, layer: Int[Array, ""], prompt: Prompt, transform: KeyTransform) -> DenseCache:
         """Stores the prompt; what lies beyond a row's length is overwritten before it is seen."""
         tokens = to_bits(merge_kv(prompt.k, prompt.v), self.shape.dtype)
-        return cache.replace(tokens=cache.tokens.at[layer, :, : tokens.shape[1]].set(tokens))
+        return replace(cache, tokens=cache.tokens.at[layer, :, : tokens.shape[1]].set(tokens))
 
     def admitted(self, cache: DenseCache, length: Int[Array, "B"]) -> DenseCache:
         """Sets the lengths."""
-        return cache.replace(length=length)
+        return replace(cache, length=length)
 
     def attend(
         self,
@@ -66,11 +66,11 @@ class Full:
         stack = cache.tokens.at[layer, jnp.arange(batch)[:, None], rows].set(
             to_bits(tokens, self.shape.dtype), mode="drop"
         )
-        return cache.replace(tokens=stack), dense_attention(q, stack, layer, positions, self.shape.dtype), None
+        return replace(cache, tokens=stack), dense_attention(q, stack, layer, positions, self.shape.dtype), None
 
     def observe(self, cache: DenseCache, seen: None, count: Int[Array, "B"]) -> DenseCache:
         """Advances the lengths."""
-        return cache.replace(length=cache.length + count)
+        return replace(cache, length=cache.length + count)
 
     def route(self, cache: DenseCache, transform: KeyTransform) -> DenseCache:
         """Nothing moves."""

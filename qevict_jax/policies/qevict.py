@@ -8,7 +8,7 @@ except that scores take every decode step into account, where the paper's code s
 H).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ class QEvict:
 
     def admitted(self, cache: TieredCache, length: Int[Array, "B"]) -> TieredCache:
         """Sets the lengths."""
-        return cache.replace(length=length, aged=aged_windows(self.layout, length))
+        return replace(cache, length=length, aged=aged_windows(self.layout, length))
 
     def attend(
         self,
@@ -83,16 +83,16 @@ class QEvict:
     ) -> tuple[TieredCache, Float[Array, "B T H D"], PerWindow]:
         """Appends to the ring, attends to all tiers, and returns the mass of every window."""
         positions = cache.length[:, None] + jnp.arange(valid.shape[1], dtype=jnp.int32)
-        cache = cache.replace(local=append_tokens(cache.local, self.layout, layer, tokens, positions, valid))
+        cache = replace(cache, local=append_tokens(cache.local, self.layout, layer, tokens, positions, valid))
         out, mass = tiered_attention(cache, layer, q, positions, valid, transform)
         return cache, out, mass
 
     def observe(self, cache: TieredCache, seen: PerWindow, count: Int[Array, "B"]) -> TieredCache:
         """Adds the mass of this step to the scores, or to the mass since the last event."""
-        cache = cache.replace(length=cache.length + count)
+        cache = replace(cache, length=cache.length + count)
         if self.ranking.event is not None:
-            return cache.replace(mass=jax.tree.map(jnp.add, cache.mass, seen))
-        return cache.replace(score=jax.tree.map(self.ranking.observe, cache.score, seen))
+            return replace(cache, mass=jax.tree.map(jnp.add, cache.mass, seen))
+        return replace(cache, score=jax.tree.map(self.ranking.observe, cache.score, seen))
 
     def route(self, cache: TieredCache, transform: KeyTransform) -> TieredCache:
         """One routing event."""
