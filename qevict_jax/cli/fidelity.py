@@ -82,14 +82,14 @@ def run(
 
 def _table(title: str, labelled: "list[tuple[str, FidelityResult]]") -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left")
-    for name in ("cache", "budget", "bytes", "of full", "KL (nats)", "top-1", "NLL diff."):
-        table.add_column(name, justify="left" if name == "cache" else "right")
+    for name in ("cache", "budget", "bytes", "of full", "KL (nats)", "top-1", "ΔNLL"):
+        table.add_column(name, justify="left" if name == "cache" else "right", no_wrap=name != "cache")
     for label, result in labelled:
         budget = f"{result.config.budget:.4g}"
         if result.error is not None:
             table.add_row(label, budget, "-", "-", "does not fit", "-", "-")
             continue
-        spread = f" ± {result.spread_kl:.4f}" if len(result.kl) > 1 else ""
+        spread = f" ±{result.spread_kl:.4f}" if len(result.kl) > 1 else ""
         table.add_row(
             label,
             budget,

@@ -1,0 +1,49 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""`qevict eval fidelity` on a tiny model; the measure itself is tested in tests/evaluation."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("the sand and the sea and the stars over an island " * 40)
+    return file
+
+
+def test_table_json_and_png(qevict, checkpoint, text, tmp_path):
+    png = tmp_path / "chart.png"
+    result = qevict(
+        *("eval", "fidelity", "--model", checkpoint, "--text", text, "--prefill", 128, "--steps", 64),
+        *("--budgets", "0.9,0.01", "--offsets", "0,50", "--kv-dtype", "float32", "--vary", "bits=4", "window=8"),
+        *("--json", "--png", png),
+    )
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout.splitlines()[-1])
+    fits, too_small = document["results"]
+    assert fits["label"] == "bits=4 window=8" and len(fits["kl"]) == 2
+    assert 0 <= fits["mean_kl"] < 0.1 and fits["kv_bytes"] <= 0.9 * fits["full_kv_bytes"]
+    assert "smallest budget that works" in too_small["error"]
+    assert "does not fit" in result.stdout and "cache/s" in result.stderr
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--budgets", "a"], "budgets='a' must be a number"),
+        (["--offsets", "1.5"], "offsets='1.5'"),
+        (["--png", "nowhere/chart.png"], "there is no directory nowhere"),
+        (["--prefill", "10000"], "the text has"),
+        (["--steps", "0"], "steps=0"),
+        (["--vary", "bits=5"], "bits=5"),
+        (["--text", "missing.txt"], "missing.txt is not a file"),
+        (["--model", "missing"], "missing"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line(refused, checkpoint, text, arguments, message):
+    assert message in refused("eval", "fidelity", "--model", checkpoint, "--text", text, *arguments)
