@@ -61,9 +61,12 @@ def _close_scores(cache: TieredCache, ranking: Ranking) -> TieredCache:
     """Folds the mass since the last event into the scores, for rankings that wait for events."""
     if ranking.event is None or cache.mass is None:
         return cache
+    event = ranking.event
+    # a row that was fed has given mass to some window; what an inactive row remembers must not fade
+    fed = jnp.stack([(mass > 0).any(axis=-1) for mass in jax.tree.leaves(cache.mass)]).any(axis=0)[..., None]
     return replace(
         cache,
-        score=jax.tree.map(ranking.event, cache.score, cache.mass),
+        score=jax.tree.map(lambda score, mass: jnp.where(fed, event(score, mass), score), cache.score, cache.mass),
         mass=jax.tree.map(jnp.zeros_like, cache.mass),
     )
 

@@ -46,15 +46,14 @@ class Algorithm1:
             self._close()
 
     def event(self, arrives: bool, key_score: dict[int, float]) -> None:
-        """One routing event; the next window has left the ring, or not."""
+        """One routing event; the next window has left the ring, or not. Scores by keys are given for that window."""
         self._close()
-        if not arrives:
-            return
-        new = self.aged
-        self.aged += 1
-        if self.ranking == "key_norm":
-            self.score[new] = key_score[new]
-        retained = self._order(self.full | self.codes | {new})[: self.full_windows + self.quant_windows]
+        candidates = self.full | self.codes
+        if arrives:
+            candidates.add(self.aged)
+            self.score.update(key_score)
+            self.aged += 1
+        retained = self._order(candidates)[: self.full_windows + self.quant_windows]
         if self.ranked:
             self.full = set(retained[: self.full_windows])
         else:

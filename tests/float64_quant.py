@@ -51,7 +51,9 @@ def decode(codes: tuple, key_params: np.ndarray, scalars: np.ndarray, window: in
     apart = total.reshape(window, kv_heads, 2, -1)
     by_bytes = key_params.dtype == np.uint16
     per_head = 2 * window + 4 * by_bytes
-    numbers = np.float64(np.float32(scalars.view(ml_dtypes.bfloat16)))[: kv_heads * per_head].reshape(kv_heads, per_head)
+    numbers = np.float64(np.float32(scalars.view(ml_dtypes.bfloat16)))[: kv_heads * per_head].reshape(
+        kv_heads, per_head
+    )
     params = key_params.reshape(kv_heads, -1)
     if by_bytes:
         lowest_scale, step_scale, lowest_offset, step_offset = (numbers[:, 2 * window + i, None] for i in range(4))

@@ -63,9 +63,7 @@ def full_tokens(cache: Any, layer: int, row: int, slot: int) -> np.ndarray:
 def ring_tokens(cache: Any, layer: int, row: int, positions: np.ndarray) -> np.ndarray:
     """``[positions, K, 2, D]`` of tokens in ring or sinks."""
     layout = cache.layout
-    rows = np.where(
-        positions < layout.sink, layout.ring + positions, (positions - layout.sink) % max(1, layout.ring)
-    )
+    rows = np.where(positions < layout.sink, layout.ring + positions, (positions - layout.sink) % max(1, layout.ring))
     return _apart(cache.local[layer, row, rows], layout)
 
 
@@ -97,14 +95,15 @@ def context(cache: Any, layer: int, row: int, model: Float64Model, dtype: str) -
         tokens.append(full_tokens(cache, layer, row, slot))
         positions.append(window_positions(layout, window))
     for window, slot in found.codes.items():
-        tokens.append(_restored(decoded(cache, layer, row, slot), layer, window_positions(layout, window), model))
+        tokens.append(restored(decoded(cache, layer, row, slot), layer, window_positions(layout, window), model))
         positions.append(window_positions(layout, window))
     tokens, at = np.concatenate(tokens), np.concatenate(positions)
     owner = np.where(at < layout.sink, -1, (at - layout.sink) // layout.window)
     return Context(tokens[:, :, 0], tokens[:, :, 1], at), owner
 
 
-def _restored(window: Decoded, layer: int, positions: np.ndarray, model: Float64Model) -> np.ndarray:
+def restored(window: Decoded, layer: int, positions: np.ndarray, model: Float64Model) -> np.ndarray:
+    """``[W, K, 2, D]`` of a dequantized window, bias and RoPE on its keys."""
     keys = rotate(window.keys + model.key_bias(layer), positions, model.inv_freq)
     return np.stack([keys, window.values], axis=2)
 

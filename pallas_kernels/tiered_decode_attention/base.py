@@ -99,7 +99,8 @@ def tiered_decode_attention(
     rows = jnp.transpose(rows, (0, 2, 1, 3, 4)).reshape(batch, kv_heads, tokens * groups, head_dim)
 
     keys, values = _heads_first(layer_slice(tiers.local, layer), kv_heads, kv_dtype)
-    seen = tiers.local_positions[:, None, :] <= q_positions[:, :, None]
+    # a padding query may stand where nothing has been written yet
+    seen = (tiers.local_positions[:, None, :] <= q_positions[:, :, None]) & q_valid[:, :, None]
     seen = jnp.repeat(seen, groups, axis=1)[:, None]  # [B, 1, T*G, rows]
     logits = [jnp.where(seen, _scores(rows, keys), -jnp.inf)]
     local_values = jnp.where(seen.any(axis=2)[..., None], values, 0.0)  # a weight of zero does not stop a NaN

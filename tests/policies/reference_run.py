@@ -60,9 +60,7 @@ def _row(name: str, row: int) -> Iterator[Expected]:
     for layer, sim in enumerate(sims):
         mass = start_mass(traces[layer].weights, config, plan.layout)
         aged = max(0, (len(prompt) - config.sink - config.recent) // config.window)
-        norms = {
-            window: key_score(traces[layer].keys[window_positions(plan.layout, window)]) for window in range(aged)
-        }
+        norms = {w: key_score(traces[layer].keys[window_positions(plan.layout, w)]) for w in range(aged)}
         sim.start(mass, aged, norms)
     yield Expected(moments[0], row, logits[-1], traces, copy.deepcopy(sims))
 
@@ -83,7 +81,7 @@ def _row(name: str, row: int) -> Iterator[Expected]:
             for layer, sim in enumerate(sims):
                 arrives = (length - config.sink - config.recent) // config.window > sim.aged
                 norm = {}
-                if arrives:
+                if arrives and config.ranking == "key_norm":
                     norm[sim.aged] = key_score(
                         ring_tokens(cache, layer, row, window_positions(plan.layout, sim.aged))[:, :, 0]
                     )
@@ -109,5 +107,3 @@ def start_mass(weights: np.ndarray, config, layout) -> dict[int, float]:
 def key_score(keys: np.ndarray) -> float:
     """Minus the mean norm of keys ``[W, K, D]``."""
     return -np.linalg.norm(keys, axis=-1).mean()
-
-
