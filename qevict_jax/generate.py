@@ -221,19 +221,20 @@ def make_result(
 ) -> Result:
     """A row's result; bytes are those of the real arrays."""
     decoder = compiled.decoder
-    count = int(state.count[row])
-    tokens = tuple(int(x) for x in np.asarray(state.tokens[row, :count]))
+    counts = np.asarray(state.count)  # whole arrays to the host: slicing on the device would compile per length
+    count = counts[row]
+    tokens = tuple(int(x) for x in np.asarray(state.tokens)[row, :count])
     ended = bool(tokens) and tokens[-1] in decoder.eos
     text = "" if model.tokenizer is None else model.tokenizer.decode(tokens[:-1] if ended else tokens)
     stopped = watch is not None and watch.stopped
-    kv_bytes = nbytes(state.cache) // state.count.shape[0]
+    kv_bytes = nbytes(state.cache) // len(counts)
     plan = decoder.policy.plan
-    own = (int(state.cache.length[row])) * (plan.full_kv_bytes // plan.total_len)
-    log_probs = state.log_probs
+    own = int(np.asarray(state.cache.length)[row]) * (plan.full_kv_bytes // plan.total_len)
+    log_probs = None if state.log_probs is None else np.asarray(state.log_probs)[row, :count]
     return Result(
         text=watch.cut(text) if watch is not None and stopped else text,
         tokens=tokens,
-        log_probs=None if log_probs is None else tuple(float(x) for x in np.asarray(log_probs[row, :count])),
+        log_probs=None if log_probs is None else tuple(float(x) for x in log_probs),
         finish_reason="stop" if ended or stopped else "length",
         prompt_tokens=prompt_tokens,
         kv_bytes=kv_bytes,
@@ -241,7 +242,7 @@ def make_result(
         ratio_allocated=kv_bytes / plan.full_kv_bytes,
         ratio_own=kv_bytes / own,
         time_to_first_token=time_to_first_token,
-        time_per_token=elapsed / max(1, int(state.count.max()) - 1),
+        time_per_token=elapsed / max(1, int(counts.max()) - 1),
         compile_time=compiled.seconds,
     )
 

@@ -61,7 +61,7 @@ def load_params(path: str | Path, config: ModelConfig, dtype: str | None = None)
         QEvictError: the checkpoint lacks a tensor, holds one of another shape, or cannot be read.
     """
     target = numpy_dtype(dtype or config.dtype)
-    weights = Path(path) / WEIGHTS
+    weights = Path(path).absolute() / WEIGHTS  # Orbax refuses relative paths
     stored = _stored_shapes(weights)
     tree: dict = {}
     for row in key_map.rows(config):

@@ -95,3 +95,10 @@ def test_weights_that_are_gone(checkpoint):
     (checkpoint / "weights").rename(checkpoint / "elsewhere")
     with pytest.raises(QEvictError, match="not a readable Orbax checkpoint"):
         load_params(checkpoint, read_config(checkpoint))
+
+
+def test_a_relative_path_loads(tmp_path, monkeypatch):
+    """Orbax itself wants absolute paths; a user types what they like."""
+    convert(write_hf(tmp_path / "hf", "llama"), tmp_path / "checkpoint", progress=False)
+    monkeypatch.chdir(tmp_path)
+    assert load_params("checkpoint", read_config("checkpoint"))["embed"]["weight"].size
