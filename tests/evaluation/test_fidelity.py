@@ -22,15 +22,15 @@ RUN = {"prefill": 96, "steps": 12}
 TEXT = np.random.default_rng(11).integers(0, 64, 400).tolist()
 
 
-TWO = (7, 150)
+OFFSETS = (0, 100, 200, 290)  # the same in every test: one compilation per configuration
 
 
 def tuned(**changes) -> CacheConfig:
     return CacheConfig.tuned(**(SMALL | changes))
 
 
-TUNED = tuned(budget=0.4)
-PAPER = CacheConfig.paper(**(SMALL | {"budget": 0.5, "accounting": "paper", "prefill_scores": "all"}))
+TUNED = tuned(budget=0.25)
+PAPER = CacheConfig.paper(**(SMALL | {"budget": 0.3, "accounting": "paper", "prefill_scores": "all"}))
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +39,15 @@ def model():
 
 
 def test_unlimited_budget_is_the_full_cache(model):
-    (result,) = fidelity(model, TEXT, [tuned(budget=3.0, quant_fraction=0.0)], offsets=TWO, **RUN)
+    (result,) = fidelity(model, TEXT, [tuned(budget=3.0, quant_fraction=0.0)], offsets=OFFSETS, **RUN)
     assert max(map(abs, result.kl)) < 1e-5
-    assert result.top1 == (1.0, 1.0)
+    assert result.top1 == (1.0,) * len(OFFSETS)
     assert max(map(abs, result.nll_difference)) < 1e-4
 
 
 def test_fewer_bytes_cost_accuracy(model):
-    configs = [tuned(budget=budget, bits=4) for budget in (0.9, 0.45, 0.22)]
-    generous, middle, tight = fidelity(model, TEXT, configs, offsets=(0, 100, 200, 290), **RUN)
+    configs = [tuned(budget=budget) for budget in (0.35, 0.25, 0.18)]
+    generous, middle, tight = fidelity(model, TEXT, configs, offsets=OFFSETS, **RUN)
     assert 0 < generous.mean_kl < middle.mean_kl < tight.mean_kl
     assert generous.spread_kl == pytest.approx(np.std(generous.kl, ddof=1))
     assert generous.ratio_allocated > middle.ratio_allocated > tight.ratio_allocated
@@ -55,7 +55,7 @@ def test_fewer_bytes_cost_accuracy(model):
 
 @pytest.mark.parametrize("config", [TUNED, PAPER], ids=["physical", "paper"])
 def test_bytes_are_those_of_the_arrays(model, config):
-    (result,) = fidelity(model, TEXT, [config], offsets=TWO, **RUN)
+    (result,) = fidelity(model, TEXT, [config], offsets=OFFSETS, **RUN)
     policy = make_policy(model.config.kv_shape(), config, 108)
     assert result.kv_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(policy.init(1))) == result.plan.kv_bytes
     assert result.full_kv_bytes == model.config.kv_shape().bytes_per_token * 108
@@ -63,14 +63,14 @@ def test_bytes_are_those_of_the_arrays(model, config):
 
 
 def test_offsets_of_one_batch_are_separate_runs(model):
-    (both,) = fidelity(model, TEXT, [TUNED], offsets=TWO, **RUN)
-    for i, offset in enumerate(TWO):
-        (alone,) = fidelity(model, TEXT, [TUNED], offsets=(offset,), **RUN)
-        np.testing.assert_allclose([both.kl[i], both.full_nll[i]], [alone.kl[0], alone.full_nll[0]], atol=1e-4)
+    (together,) = fidelity(model, TEXT, [TUNED], offsets=OFFSETS, **RUN)
+    for i in (1, 3):
+        (alone,) = fidelity(model, TEXT, [TUNED], offsets=OFFSETS[i : i + 1], **RUN)
+        np.testing.assert_allclose([together.kl[i], together.full_nll[i]], [alone.kl[0], alone.full_nll[0]], atol=1e-4)
 
 
 def test_a_budget_too_small_is_a_row_with_its_reason(model):
-    results = fidelity(model, TEXT, [TUNED, tuned(budget=0.01), PAPER], offsets=TWO, **RUN)
+    results = fidelity(model, TEXT, [TUNED, tuned(budget=0.01), PAPER], offsets=OFFSETS, **RUN)
     assert [result.error is None for result in results] == [True, False, True]
     assert "smallest budget" in results[1].error
     assert [result.config.budget for result in results] == [TUNED.budget, 0.01, PAPER.budget]
