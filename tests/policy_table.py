@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""The one table of cache configurations that every law is tested on: a new policy, ranking or option is one more row."""
+"""The one table of cache configurations that every law is tested on: a new policy or option is one more row."""
 
 from dataclasses import dataclass
 
@@ -48,7 +48,9 @@ CASES: dict[str, PolicyCase] = {
     "full_bfloat16": PolicyCase(CacheConfig.full("bfloat16"), events=2),
     "paper": _paper({"budget": 0.27}, prompt=200, events=3),
     "paper_w4_mean": _paper({"window": 4, "prefill_scores": "mean", "quant_fraction": 0.5}, events=6),
-    "paper_bias": _paper({"window": 4, "prefill_scores": "last:8", "budget": 0.32, "quant_fraction": 0.4}, model="bias", events=6),
+    "paper_bias": _paper(
+        {"window": 4, "prefill_scores": "last:8", "budget": 0.32, "quant_fraction": 0.4}, model="bias", events=6
+    ),
     "tuned": _case({}),
     "tuned_w8": _case({"window": 8, "budget": 0.35}),
     "two_tiers": _case({"quant_fraction": 0.0, "budget": 0.4}),

@@ -34,7 +34,7 @@ _PLAIN = {
 
 CONFIGS = {
     "plain": ModelConfig(**_PLAIN),
-    "bias": ModelConfig(**_PLAIN | {"architecture": "qwen2", "qkv_bias": True, "heads": 3, "kv_heads": 1, "rope_theta": 1e6}),
+    "bias": ModelConfig(**_PLAIN | {"architecture": "qwen2", "qkv_bias": True, "heads": 3, "kv_heads": 1}),
     "scaled": ModelConfig(**_PLAIN | {"rope_theta": 5e5, "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 32), "heads": 2}),
 }  # fmt: skip
 

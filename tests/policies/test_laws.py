@@ -48,7 +48,7 @@ def test_recent_tokens_and_sinks_are_kept_as_they_are(name):
 
 @pytest.mark.parametrize("name", TIERED)
 def test_scores_are_sums_of_attention_mass(name):
-    """Of every head and every step since the prompt, windows in the ring included; or what the ranking makes of them."""
+    """Of all heads and steps since the prompt, windows in the ring included; or what the ranking makes of it."""
     atol = MASS[CASES[name].config.kv_dtype]
     for expected in expectations(name):
         cache, row = expected.moment.cache, expected.row
@@ -75,7 +75,7 @@ def _by_window(cache, numbers, layer, row, ring):
 
 @pytest.mark.parametrize("name", TIERED)
 def test_tiers_are_those_of_algorithm_1(name):
-    """The retained windows are the highest ranked, full slots hold the best of them, or all that were never quantized."""
+    """Retained are the highest ranked; full slots hold the best of them, or all that were never quantized."""
     for expected in expectations(name):
         for layer, sim in enumerate(expected.sims):
             at = slots(expected.moment.cache, layer, expected.row)
