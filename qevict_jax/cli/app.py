@@ -15,7 +15,7 @@ from qevict_jax.version import __version__
 class OneLineErrors(TyperGroup):
     """What a user can put right is said in one line on stderr, with exit code 1; a bug keeps its traceback."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except (QEvictError, OSError) as error:
@@ -37,10 +37,11 @@ app.command("chat")(chat.run)
 evaluation.command("fidelity")(fidelity.run)
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(asked: bool) -> bool:
     if asked:
         typer.echo(__version__)
         raise typer.Exit()
+    return asked
 
 
 @app.callback()

@@ -3,7 +3,7 @@
 """`qevict eval fidelity`: how far a compressed cache moves a model's predictions, per budget and configuration."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,14 +12,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from qevict_jax.cli.options import sweep_options
+from qevict_jax.cli.options import cache_config, sweep_options
 from qevict_jax.cli.prompts import read_text
 from qevict_jax.cli.report import size
-from qevict_jax.cli.sweep import numbers, sweep
+from qevict_jax.config import CacheConfig
 from qevict_jax.types import QEvictError
 
 if TYPE_CHECKING:
     from qevict_jax.evaluation import FidelityResult
+
+# what remains of the options when a preset is varied
+_BESIDE_PRESETS = {"preset", "kv_dtype", "accounting"}
 
 
 @sweep_options
@@ -46,52 +49,65 @@ def run(
     """Feeds a known text through each cache and compares its predictions with the full cache's."""
     if png is not None and not png.absolute().parent.is_dir():
         raise QEvictError(f"--png {png}: there is no directory {png.parent}")
-    rows = [
-        (label, config(budget))
-        for label, config in sweep(settings, [*(vary or []), *(more or [])])
-        for budget in numbers(budgets, float, "budgets")
-    ]
-    starts = numbers(offsets, int, "offsets")
+    configs = sweep([*(vary or []), *(more or [])], settings, _numbers("--budgets", budgets, float))
+    starts = _numbers("--offsets", offsets, int)
     content = read_text(text)
-    from qevict_jax.evaluation import fidelity
+    from qevict_jax.evaluation import fidelity, plot_fidelity, to_json
     from qevict_jax.models import load_model
 
     loaded = load_model(model, dtype)
     if loaded.tokenizer is None:
         raise QEvictError(f"{model} has no tokenizer")
-    results = fidelity(
-        loaded,
-        loaded.tokenizer.encode(content, add_bos=False),
-        [config for _, config in rows],
-        prefill=prefill,
-        steps=steps,
-        offsets=starts,
-        progress=True,
-    )
-    labelled = [(label, result) for (label, _), result in zip(rows, results, strict=True)]
-    title = f"{text.name}: {prefill} + {steps} tokens, {len(starts)} offset{'s' * (len(starts) > 1)}"
-    Console().print(_table(title, labelled))
+    tokens = loaded.tokenizer.encode(content, add_bos=False)
+    results = fidelity(loaded, tokens, configs, prefill=prefill, steps=steps, offsets=starts, progress=True)
+    title = f"{text.name}: {prefill} + {steps} tokens, offsets {', '.join(map(str, starts))}"
+    Console().print(_table(title, results))
     if png is not None:
-        from qevict_jax.cli.fidelity_chart import draw
-
-        draw(png, title, labelled)
+        plot_fidelity(results, png, title=title)
     if as_json:
-        document = {"model": str(model), "text": str(text), "prefill": prefill, "steps": steps, "offsets": starts}
-        typer.echo(json.dumps(document | {"results": [_entry(label, result) for label, result in labelled]}))
+        facts = {"prefill": prefill, "steps": steps, "offsets": starts}
+        typer.echo(json.dumps(to_json(results, model=str(model), text=content, **facts)))
 
 
-def _table(title: str, labelled: "list[tuple[str, FidelityResult]]") -> Table:
+def sweep(vary: Sequence[str], settings: dict[str, Any], budgets: Sequence[float]) -> list[CacheConfig]:
+    """Every combination of what varies, at every budget.
+
+    Raises:
+        QEvictError: an unknown field or value, or an option that what varies would replace.
+    """
+    from qevict_jax.evaluation import parse_vary
+
+    names = {word.partition("=")[0] for word in vary}
+    lost = names & settings.keys() - {"preset"} | (settings.keys() - _BESIDE_PRESETS if "preset" in names else set())
+    if lost:
+        raise QEvictError(f"no effect beside --vary {' '.join(vary)}: {', '.join(sorted(lost))}")
+    if "budget" in names or "budget_bytes" in names:
+        raise QEvictError("budgets vary with --budgets 0.2,0.1")
+    by_budget = [parse_vary(vary, cache_config(**settings, budget=budget)) for budget in budgets]
+    return [config for combination in zip(*by_budget, strict=True) for config in combination]
+
+
+def _numbers(option: str, text: str, kind: type) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise QEvictError(f"{option} {text} must be numbers with commas between them") from None
+
+
+def _table(title: str, results: "list[FidelityResult]") -> Table:
+    from qevict_jax.evaluation import describe
+
     table = Table(title=title, title_justify="left", caption_justify="left")
     for name in ("cache", "budget", "bytes", "of full", "KL (nats)", "top-1", "ΔNLL"):
         table.add_column(name, justify="left" if name == "cache" else "right", no_wrap=name != "cache")
-    for label, result in labelled:
-        budget = f"{result.config.budget:.4g}"
-        if result.error is not None:
-            table.add_row(label, budget, "-", "-", "does not fit", "-", "-")
+    for result in results:
+        name, budget = describe(result.config), f"{result.config.budget:.4g}"
+        if result.plan is None:
+            table.add_row(name, budget, "-", "-", "does not fit", "-", "-")
             continue
         spread = f" ±{result.spread_kl:.4f}" if len(result.kl) > 1 else ""
         table.add_row(
-            label,
+            name,
             budget,
             size(result.kv_bytes),
             f"{result.ratio_allocated:.1%}",
@@ -99,12 +115,6 @@ def _table(title: str, labelled: "list[tuple[str, FidelityResult]]") -> Table:
             f"{np.mean(result.top1):.1%}",
             f"{np.mean(result.nll_difference):+.4f}",
         )
-    table.caption = "± is the standard deviation over offsets" if any(len(r.kl) > 1 for _, r in labelled) else None
+    if any(len(result.kl) > 1 for result in results):
+        table.caption = "± is the standard deviation over offsets"
     return table
-
-
-def _entry(label: str, result: "FidelityResult") -> dict[str, Any]:
-    figures = {key: value for key, value in asdict(result).items() if key != "plan"}
-    if result.error is None:
-        figures |= {"mean_kl": result.mean_kl, "spread_kl": result.spread_kl, "ratio": result.ratio_allocated}
-    return {"label": label, **figures}

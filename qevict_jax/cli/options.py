@@ -56,12 +56,6 @@ def cache_config(preset: str = "tuned", **given: Any) -> CacheConfig:
     return PRESETS[preset](**changes)
 
 
-def field_kinds() -> dict[str, type]:
-    """The type of a value of ``preset`` and of every field of `CacheConfig`."""
-    hints = typing.get_type_hints(CacheConfig)
-    return {"preset": str} | {name: (typing.get_args(hint) or (hint,))[0] for name, hint in hints.items()}
-
-
 def field_help(record: type) -> dict[str, str]:
     """What the ``Attributes`` section of a record's docstring says about each field."""
     section = inspect.cleandoc(record.__doc__ or "").partition("Attributes:\n")[2]

@@ -13,6 +13,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.float_bits import from_bits
 from qevict_jax.policies import Policy, Prompt
 from qevict_jax.policies.full import DenseCache, Full
 from qevict_jax.windows import KeyTransform
@@ -54,7 +55,7 @@ def admit_record(policy: Policy, record: PromptRecord, transform: KeyTransform) 
         tokens, q, lse = (
             lax.dynamic_index_in_dim(x, layer, axis=0, keepdims=False) for x in (record.tokens, record.q, record.lse)
         )
-        apart = tokens.reshape(*tokens.shape[:2], -1, 2, q.shape[-1])
+        apart = from_bits(tokens, str(q.dtype)).reshape(*tokens.shape[:2], -1, 2, q.shape[-1])
         prompt = Prompt(q, apart[..., 0, :], apart[..., 1, :], lse, record.length)
         return policy.admit(cache, layer, prompt, transform)
 

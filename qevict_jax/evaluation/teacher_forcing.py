@@ -15,14 +15,11 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.rope import cos_sin, rotate
 from qevict_jax.config import CacheConfig
 from qevict_jax.evaluation.prompt_record import PromptRecord, Recorder, admit_record
-from qevict_jax.models.steps import Program, prefill
-from qevict_jax.models.transformer import Block
+from qevict_jax.models.steps import Program, prefill, step_logits
 from qevict_jax.plan import plan_cache
 from qevict_jax.policies import Policy
-from qevict_jax.policies.full import merge_kv
 
 
 @partial(jax.jit, static_argnames=("program", "dtype"))
@@ -97,7 +94,8 @@ def _run(
 
     def feed(cache: Any, start: Array, count: int) -> tuple[Any, Any]:
         part = lax.dynamic_slice_in_dim(tokens, start, count, axis=1)
-        logits, cache = _chunk_logits(program, params, policy, cache, part)
+        counts = jnp.full((tokens.shape[0],), count, jnp.int32)
+        logits, cache = step_logits(program, params, policy, cache, part, counts)
         return cache, emit(logits, start)
 
     def chunk(cache: Any, start: Array) -> tuple[Any, Any]:
@@ -112,29 +110,3 @@ def _run(
         cache, out = feed(cache, jnp.int32(chunks * width), rest)
         parts.append(out)
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts), cache
-
-
-def _chunk_logits(
-    program: Program, params: nnx.State, policy: Policy, cache: Any, tokens: Int[Array, "B T"]
-) -> tuple[Float[Array, "B T V"], Any]:
-    """`steps.step` with the logits after every token, not only the last."""
-    model = program.bind(params)
-    transform = program.transform(model)
-    batch, count = tokens.shape
-    valid = jnp.ones((batch, count), bool)
-    cos, sin = cos_sin(cache.length[:, None] + jnp.arange(count, dtype=jnp.int32), transform.inv_freq)
-    graph, stacked = nnx.split(model.blocks)
-
-    def layer(carry: tuple, xs: tuple) -> tuple[tuple, Any]:
-        x, cache = carry
-        index, block_params = xs
-        block: Block = nnx.merge(graph, block_params)
-        q, k, v = block.attn.qkv(block.attn_norm(x))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        cache, out, seen = policy.attend(cache, index, q, merge_kv(k, v.astype(jnp.float32)), valid, transform)
-        x = x + block.attn.out(out.astype(x.dtype))
-        return (x + block.mlp(block.mlp_norm(x)), cache), seen
-
-    layers = jnp.arange(program.config.layers, dtype=jnp.int32)
-    (x, cache), seen = lax.scan(layer, (model.lookup(tokens), cache), (layers, stacked))
-    return model.logits(x), policy.observe(cache, seen, jnp.full((batch,), count, jnp.int32))

@@ -101,6 +101,32 @@ def step(
     Returns:
         Logits after the last counted token of each row, and the cache.
     """
+    model, x, cache = _feed(program, params, policy, cache, tokens, count)
+    last = jnp.take_along_axis(x, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+    return model.logits(last), cache
+
+
+def step_logits(
+    program: Program,
+    params: nnx.State,
+    policy: Policy,
+    cache: Any,
+    tokens: Int[Array, "B T"],
+    count: Int[Array, "B"],
+) -> tuple[Float[Array, "B T V"], Any]:
+    """`step` with the logits after every token."""
+    model, x, cache = _feed(program, params, policy, cache, tokens, count)
+    return model.logits(x), cache
+
+
+def _feed(
+    program: Program,
+    params: nnx.State,
+    policy: Policy,
+    cache: Any,
+    tokens: Int[Array, "B T"],
+    count: Int[Array, "B"],
+) -> tuple[Transformer, Float[Array, "B T E"], Any]:
     model = program.bind(params)
     transform = program.transform(model)
     offsets = jnp.arange(tokens.shape[1], dtype=jnp.int32)
@@ -118,9 +144,7 @@ def step(
         return (x + block.mlp(block.mlp_norm(x)), cache), seen
 
     (x, cache), seen = _scan_layers(model, layer, (model.lookup(tokens), cache), emits=True)
-    cache = policy.observe(cache, seen, count)
-    last = jnp.take_along_axis(x, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
-    return model.logits(last), cache
+    return model, x, policy.observe(cache, seen, count)
 
 
 def route(program: Program, params: nnx.State, policy: Policy, cache: Any) -> Any:
