@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from qevict_jax.cli.fidelity import sweep
+from qevict_jax.config import CacheConfig
+
 
 @pytest.fixture
 def text(tmp_path):
@@ -22,24 +25,35 @@ def test_table_json_and_png(qevict, checkpoint, text, tmp_path):
         *("--json", "--png", png),
     )
     assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout.splitlines()[-1])
-    fits, too_small = document["results"]
-    assert fits["label"] == "bits=4 window=8" and len(fits["kl"]) == 2
-    assert 0 <= fits["mean_kl"] < 0.1 and fits["kv_bytes"] <= 0.9 * fits["full_kv_bytes"]
+    fits, too_small = json.loads(result.stdout.splitlines()[-1])["results"]
+    assert fits["config"]["bits"] == 4 and fits["config"]["kv_dtype"] == "float32"
+    assert 0 <= fits["kl"] < 0.1 and len(fits["kl_by_offset"]) == 2
+    assert fits["kv_bytes"] <= 0.9 * fits["full_kv_bytes"]
     assert "smallest budget that works" in too_small["error"]
     assert "does not fit" in result.stdout and "cache/s" in result.stderr
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_every_combination_at_every_budget():
+    configs = sweep(["window=8,16", "bits=2,3"], {"preset": "paper", "kv_dtype": "float32"}, [0.2, 0.1])
+    assert len(configs) == 8
+    assert configs[:2] == [
+        CacheConfig.paper(window=8, bits=2, kv_dtype="float32", budget=budget) for budget in (0.2, 0.1)
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--budgets", "a"], "budgets='a' must be a number"),
-        (["--offsets", "1.5"], "offsets='1.5'"),
+        (["--budgets", "a"], "--budgets a must be numbers"),
+        (["--offsets", "1.5"], "--offsets 1.5 must be numbers"),
         (["--png", "nowhere/chart.png"], "there is no directory nowhere"),
         (["--prefill", "10000"], "the text has"),
         (["--steps", "0"], "steps=0"),
         (["--vary", "bits=5"], "bits=5"),
+        (["--vary", "bits=3", "--bits", "3"], "no effect beside --vary bits=3: bits"),
+        (["--vary", "preset=tuned,paper", "--bits", "3"], "no effect beside --vary preset=tuned,paper: bits"),
+        (["--vary", "budget=0.2"], "--budgets"),
         (["--text", "missing.txt"], "missing.txt is not a file"),
         (["--model", "missing"], "missing"),
     ],
