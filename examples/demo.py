@@ -25,6 +25,7 @@ TOPIC, QUESTION = (
     "customization",
     "Question: What is the method called to create a new instance of a class? Answer in one sentence.",
 )
+DOCUMENT_SHA256 = "38a8cab40636c3249979a51454bebd7ead07f49f185e09ae3d38d7e91538f1d8"  # Python 3.11 and 3.12
 BUDGET, MAX_NEW_TOKENS = 0.2, 64
 
 
@@ -69,10 +70,11 @@ def main() -> None:
         convert(packaged_weights(), CHECKPOINT, dtype="float32")
     model = load(CHECKPOINT)
     document = topics[TOPIC]
-    digest = hashlib.sha256(document.encode()).hexdigest()
     text = f"{document}\n\n{QUESTION}"
     full, compressed = CacheConfig.full(), CacheConfig.tuned(budget=BUDGET)
-    print(f"Document: topic {TOPIC!r} of the Python reference, {len(document):,} characters, sha256 {digest[:16]}...")
+    print(f"Document: topic {TOPIC!r} of the Python reference, {len(document):,} characters")
+    if hashlib.sha256(document.encode()).hexdigest() != DOCUMENT_SHA256:
+        print("(this Python has another text than the one in README.md; answers may differ)")
     print(QUESTION)
     show("Without the document", answer(model, QUESTION, full))
     expected = answer(model, text, full)
