@@ -143,14 +143,11 @@ class _Capacities:
         left = budget - self.bytes(0, 0)
         if left <= 0 or self.most == 0:
             return 0, 0
-        share = Fraction(str(self.config.quant_fraction))
-        base = self.bytes(0, 0)
+        share, base = self.share, self.bytes(0, 0)
         quant_cost = self.bytes(0, self.multiple) - base
         if share == 0:
             return min(self.most, int(left // (self.bytes(1, 0) - base))), 0
-        # one more full window beside a quantized tier: with "ranked" it pays for its dormant codes too
-        full_cost = self.bytes(self.multiple, self.multiple) - self.bytes(0, self.multiple)
-        full_windows = min(self.most, int((1 - share) * left * self.multiple // full_cost))
+        full_windows = min(self.most, int((1 - share) * left // self.full_cost))
         quant_windows = int(share * left // quant_cost) * self.multiple
         if full_windows + quant_windows == 0 and quant_cost <= left:
             quant_windows = self.multiple
@@ -159,10 +156,26 @@ class _Capacities:
             quant_windows -= 1
         return full_windows, quant_windows
 
+    @property
+    def share(self) -> Fraction:
+        """q of eq. 3."""
+        return Fraction(str(self.config.quant_fraction))
+
+    @property
+    def full_cost(self) -> Fraction:
+        """One more full window beside a quantized tier: with "ranked" it pays for its dormant codes too."""
+        return Fraction(self.bytes(self.multiple, self.multiple) - self.bytes(0, self.multiple), self.multiple)
+
     def least_bytes(self) -> int:
-        """Bytes of the smallest cache with one window."""
-        alone = (1, 0) if self.config.quant_fraction == 0 else (0, 1)
-        return self.bytes(*alone)
+        """The smallest budget of which `fit` makes a window."""
+        share = self.share
+        if share == 0:
+            return self.bytes(1, 0)
+        quantized = self.bytes(0, 1)
+        if share == 1:
+            return quantized
+        # code slots may come in eights, and then a single full slot can cost less
+        return min(quantized, self.bytes(0, 0) + math.ceil(self.full_cost / (1 - share)))
 
     def _code_slots(self, count: int) -> int:
         slots = self._round(count)
