@@ -28,7 +28,7 @@ class Worker:
         ids = torch.tensor(tokens)
         began = time.perf_counter()
         cache = DynamicCache(config=self.model.config)
-        logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits = self.model(ids, cache=cache, use_cache=True, logits_to_keep=1).logits
         elapsed = time.perf_counter() - began
         self.caches[name] = cache, logits[:, -1].argmax(-1, keepdim=True)
         return elapsed
@@ -38,7 +38,7 @@ class Worker:
         cache, token = self.caches[name]
         began = time.perf_counter()
         for _ in range(steps):
-            logits = self.model(token, past_key_values=cache, use_cache=True).logits
+            logits = self.model(token, cache=cache, use_cache=True).logits
             token = logits[:, -1].argmax(-1, keepdim=True)
         elapsed = time.perf_counter() - began
         self.caches[name] = cache, token
