@@ -50,7 +50,7 @@ class CacheConfig:
     kv_dtype: str = "bfloat16"
     window: int = 8
     sink: int = 5
-    recent: int = 32
+    recent: int = 17
     quant_fraction: float = 1.0
     bits: int = 3
     param_bits: int = 8
