@@ -5,7 +5,7 @@
 import math
 import re
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, no_type_check
 
 from pallas_kernels.packing import BITS, WINDOWS
 from qevict_jax.types import QEvictError
@@ -20,6 +20,7 @@ ACCOUNTINGS = ("physical", "paper")
 _LAST = re.compile(r"last:([1-9][0-9]*)")
 
 
+@no_type_check  # values of a wrong type get our own message
 @dataclass(frozen=True)
 class CacheConfig:
     """How the KV cache is held. The default is `CacheConfig.tuned`.
