@@ -62,6 +62,9 @@ class Algorithm1:
         self.codes = set(retained) - self.full
 
     def _close(self) -> None:
+        """Mass into scores. A row that was not fed since the last event has no mass, and its scores do not fade."""
+        if not self.mass:
+            return
         for window in set(self.score) | set(self.mass):
             mass, score = self.mass[window], self.score[window]
             if self.ranking == "cumulative":
