@@ -8,7 +8,6 @@ A new field of `CacheConfig` or `Sampling` is an option of every command at once
 import functools
 import inspect
 import re
-import typing
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Annotated, Any
@@ -71,9 +70,9 @@ def _cache_parameters() -> list[inspect.Parameter]:
 
 
 def _parameters(record: type, default: str | None = None) -> list[inspect.Parameter]:
-    hints, texts = typing.get_type_hints(record), field_help(record)
+    texts = field_help(record)
     return [
-        _parameter(field.name, hints[field.name] | None, None, texts.get(field.name, ""), default or str(field.default))
+        _parameter(field.name, field.type | None, None, texts.get(field.name, ""), default or str(field.default))
         for field in fields(record)
     ]
 
