@@ -32,7 +32,8 @@ def causal_attention(
     batch, size, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     groups = heads // kv_heads
-    block = max(1, min(size, 512, _BLOCK_BYTES // (4 * batch * heads * size)))
+    limit = max(1, min(size, 512, _BLOCK_BYTES // (4 * batch * heads * size)))
+    block = 1 << (limit.bit_length() - 1)  # a power of two wastes no padding on the sizes that prompts are padded to
     span = block * -(-size // (_SPANS * block))  # queries that share one extent of keys
     keys = jnp.transpose(k, (0, 2, 3, 1))  # [B, K, D, S]
     values = jnp.transpose(v, (0, 2, 1, 3))  # [B, K, S, D]
