@@ -72,9 +72,7 @@ def test_a_directory_that_is_no_checkpoint(tmp_path):
 def test_a_checkpoint_that_does_not_fit_its_config(checkpoint):
     content = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(content | {"mlp": 113}))
-    with pytest.raises(
-        QEvictError, match=r"mlp.gate_proj.weight of shape \(113, 256\) has shape \(112, 256\)"
-    ):
+    with pytest.raises(QEvictError, match=r"mlp.gate_proj.weight of shape \(113, 256\) has shape \(112, 256\)"):
         load_params(checkpoint, read_config(checkpoint))
     (checkpoint / "config.json").write_text(json.dumps(content | {"layers": 3}))
     with pytest.raises(QEvictError, match=r"model.layers.2.\S+ of shape \S+ is missing"):
@@ -82,9 +80,7 @@ def test_a_checkpoint_that_does_not_fit_its_config(checkpoint):
 
 
 def test_damaged_data(checkpoint):
-    data = max(
-        (checkpoint / "weights").rglob("*"), key=lambda file: file.stat().st_size if file.is_file() else 0
-    )
+    data = max((checkpoint / "weights").rglob("*"), key=lambda file: file.stat().st_size if file.is_file() else 0)
     os.truncate(data, data.stat().st_size // 2)
     with pytest.raises(QEvictError, match="not a readable Orbax checkpoint") as error:
         load_params(checkpoint, read_config(checkpoint))
