@@ -13,13 +13,12 @@ import numpy as np
 from qevict_jax.models import steps
 from qevict_jax.policies import Policy, make_policy
 from tests.policy_table import CASES, PolicyCase
+from tests.quick_compile import QUICK
 from tests.random_model import RandomModel, random_model
 
 BATCH = 4
 INACTIVE = 3  # a row without a prompt that never gets a token
 STOPS = 1  # a row that becomes inactive in the middle of the second block
-# the table is many programs: the same graph as ever, with less work by LLVM, in half the time
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclass(frozen=True)

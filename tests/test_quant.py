@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantization of windows against float64, and the channels that break naive versions: constant, huge, zero."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +10,10 @@ import pytest
 from pallas_kernels.quantized_windows import dequantize
 from qevict_jax.quant import quantize_windows
 from tests import float64_quant
+from tests.quick_compile import QUICK
 
-_quantize = partial(jax.jit, static_argnames=("bits", "param_bits"))(quantize_windows)
-_dequantize = partial(jax.jit, static_argnames=("kv_heads", "bits", "window"))(dequantize)
+_quantize = jax.jit(quantize_windows, static_argnames=("bits", "param_bits"), compiler_options=QUICK)
+_dequantize = jax.jit(dequantize, static_argnames=("kv_heads", "bits", "window"), compiler_options=QUICK)
 
 
 def there_and_back(keys, values, bits, param_bits):

@@ -71,9 +71,9 @@ def test_a_key_bias_of_hundreds_costs_nothing():
 def test_positions_are_absolute():
     """The same window at another place is another key after RoPE, with the same codes."""
     _, _, tokens = full_windows(0.0)
-    codes = quantize(tokens, WINDOWS, LAYOUT, INV_FREQ, None)
-    moved = restore(codes, WINDOWS + 1, LAYOUT, INV_FREQ, None)
-    back = restore(codes, WINDOWS, LAYOUT, INV_FREQ, None)
+    codes = jax.jit(partial(quantize, layout=LAYOUT))(tokens, WINDOWS, inv_freq=INV_FREQ, bias=None)
+    place = jax.jit(partial(restore, layout=LAYOUT))
+    moved, back = (place(codes, windows, inv_freq=INV_FREQ, bias=None) for windows in (WINDOWS + 1, WINDOWS))
     keys, moved_keys = (np.asarray(x).reshape(1, 3, 4, 2, 2, 16)[..., 0, :] for x in (back, moved))
     for slot in range(3):
         turned = rotate(keys[0, slot], np.full(LAYOUT.window, LAYOUT.window), INV_FREQ)

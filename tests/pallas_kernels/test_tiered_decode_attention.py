@@ -14,13 +14,14 @@ from pallas_kernels.tiered_decode_attention.base import tiered_decode_attention 
 from tests.float64_model import rotate, softmax_attention
 from tests.float64_quant import decode
 from tests.pallas_kernels.decode_specs import BATCH, LAYER, RING_WINDOWS, SPECS, make_case, static
+from tests.quick_compile import QUICK
 
 
 @cache
 def result(name: str, serial: bool):
     """Output and mass of the XLA form."""
     spec = SPECS[name]
-    function = jax.jit(partial(base, **static(spec), serial=serial))
+    function = jax.jit(partial(base, **static(spec), serial=serial), compiler_options=QUICK)
     return jax.device_get(function(*make_case(spec).arrays()))
 
 
@@ -115,7 +116,8 @@ def test_a_query_that_sees_nothing_gets_zeros():
 
 def test_the_api_takes_the_form_for_a_cpu():
     spec = SPECS["no_full"]
-    out, _ = jax.jit(partial(tiered_decode_attention, **static(spec)))(*make_case(spec).arrays())
+    function = jax.jit(partial(tiered_decode_attention, **static(spec)), compiler_options=QUICK)
+    out, _ = function(*make_case(spec).arrays())
     np.testing.assert_array_equal(out, result("no_full", True)[0])
 
 

@@ -11,10 +11,10 @@ import pytest
 from qevict_jax.cache import TieredCache, local_positions
 from qevict_jax.models import steps
 from tests.policy_table import CASES, TIERED
+from tests.quick_compile import QUICK
 from tests.recording import (
     BATCH,
     INACTIVE,
-    QUICK,
     STOPS,
     counts,
     driver,
