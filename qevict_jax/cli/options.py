@@ -71,8 +71,9 @@ def _cache_parameters() -> list[inspect.Parameter]:
 
 def _parameters(record: type, default: str | None = None) -> list[inspect.Parameter]:
     texts = field_help(record)
+    kinds: dict[str, Any] = {field.name: field.type for field in fields(record)}
     return [
-        _parameter(field.name, field.type | None, None, texts.get(field.name, ""), default or str(field.default))
+        _parameter(field.name, kinds[field.name] | None, None, texts.get(field.name, ""), default or str(field.default))
         for field in fields(record)
     ]
 
