@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which windows move at a routing event, for one layer of one sequence (paper algorithm 1).
 
-Decisions are made on a handful of numbers per window and come out as bounded lists of moves; `apply_moves` in
-`tier_moves` carries them out on the big arrays. Slots are stable: a window stays where it is until it changes tier.
+Decisions are made on a handful of numbers per window and come out as bounded lists of moves, which `event` carries out
+on the big arrays. Slots are stable: a window stays where it is until it changes tier.
 
 Candidates are the windows in full slots, the attended ones in code slots, and the window that has just left the ring.
 They are ordered by (score, age); of equal scores the older window ranks higher, whatever slots they sit in.
