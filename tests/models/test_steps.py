@@ -13,30 +13,13 @@ from qevict_jax.cache import nbytes
 from qevict_jax.config import CacheConfig
 from qevict_jax.decoding import Decoder
 from qevict_jax.models import steps
-from qevict_jax.models.config import NAMED_SHAPES, ModelConfig
+from qevict_jax.models.config import NAMED_SHAPES
 from qevict_jax.models.steps import Program, abstract_params
 from qevict_jax.policies import make_policy
 from qevict_jax.sampling import Filters, Numbers, Sampling
 from tests.float64_model import Float64Model
 from tests.random_model import CONFIGS, random_model
-
-SMOLLM2 = ModelConfig(
-    architecture="llama",
-    layers=30,
-    hidden=576,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    mlp=1536,
-    vocab=49152,
-    rope_theta=100_000.0,
-    rope_scaling=None,
-    rms_eps=1e-5,
-    max_position=8192,
-    tie_embeddings=True,
-    qkv_bias=False,
-    dtype="float32",
-)
+from tests.shapes import SMOLLM2
 
 
 @pytest.mark.parametrize(

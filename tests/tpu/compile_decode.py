@@ -18,32 +18,12 @@ from jax.sharding import SingleDeviceSharding
 
 from qevict_jax.config import CacheConfig
 from qevict_jax.decoding import Decoder
-from qevict_jax.models.config import NAMED_SHAPES, ModelConfig
 from qevict_jax.models.steps import Program, abstract_params
 from qevict_jax.policies import make_policy
 from qevict_jax.sampling import Filters, Numbers, Sampling
+from tests.shapes import SHAPES
 from tests.tpu.hlo import copied_bytes, nbytes, whole_copies
 
-SHAPES = {
-    **NAMED_SHAPES,
-    "smollm2-135m": ModelConfig(
-        architecture="llama",
-        layers=30,
-        hidden=576,
-        heads=9,
-        kv_heads=3,
-        head_dim=64,
-        mlp=1536,
-        vocab=49152,
-        rope_theta=1e5,
-        rope_scaling=None,
-        rms_eps=1e-5,
-        max_position=8192,
-        tie_embeddings=True,
-        qkv_bias=False,
-        dtype="bfloat16",
-    ),
-}
 OUTPUT = 256
 
 
