@@ -168,7 +168,7 @@ def random_args(spec: DecodeSpec, seed: int = 0) -> tuple:
     base = spec.sink + (spec.Q + 4) * spec.W  # all windows before it have left the ring
 
     def rows(*axes: int) -> np.ndarray:
-        return np.float32(random.normal(size=(spec.L, spec.B, *axes, spec.K * 2 * spec.D)))
+        return random.normal(size=(spec.L, spec.B, *axes, spec.K * 2 * spec.D)).astype(np.float32)
 
     rest = np.concatenate([np.arange(spec.sink), np.full(spec.padding, np.iinfo(np.int32).max)])
     positions = np.broadcast_to(np.concatenate([base + np.arange(spec.ring), rest]), (spec.B, spec.local_rows))
@@ -230,7 +230,7 @@ def inverse_frequencies(spec: DecodeSpec) -> np.ndarray:
         turns = 8192 * frequencies / (2 * np.pi)  # in the context the model was first trained with
         smooth = np.clip((turns - 1) / (4 - 1), 0, 1)
         frequencies = (1 - smooth) * frequencies / 8 + smooth * frequencies
-    return np.float32(frequencies)
+    return np.asarray(frequencies, np.float32)
 
 
 def _numbers(spec: DecodeSpec) -> int:
