@@ -127,6 +127,7 @@ def tiered_attention(
     q_positions: Int[Array, "B T"],
     q_valid: Bool[Array, "B T"],
     transform: KeyTransform,
+    implementation: str = "auto",
 ) -> tuple[Float[Array, "B T H D"], PerWindow]:
     """Attention over the tiers of one layer, the new tokens already in the ring, and the mass of every window."""
     layout = cache.layout
@@ -160,6 +161,7 @@ def tiered_attention(
         ring=layout.ring,
         bits=layout.bits,
         kv_dtype=layout.shape.dtype,
+        implementation=implementation,
     )
     assert isinstance(mass, Mass)
     return out, PerWindow(mass.ring, mass.full, mass.quantized)

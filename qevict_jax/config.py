@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any, no_type_check
 
+from pallas_kernels.implementation import IMPLEMENTATIONS
 from pallas_kernels.packing import BITS, WINDOWS
 from qevict_jax.types import QEvictError
 
@@ -26,7 +27,8 @@ class CacheConfig:
     """How the KV cache is held. The default is `CacheConfig.tuned`.
 
     Attributes:
-        policy: ``"qevict"`` (three tiers) or ``"full"`` (every token in ``kv_dtype``; only ``kv_dtype`` matters then).
+        policy: ``"qevict"`` (three tiers) or ``"full"`` (every token in ``kv_dtype``; only ``kv_dtype`` and
+            ``implementation`` matter then).
         budget: cache bytes as a fraction of the full cache at the same static capacity; must be positive.
         budget_bytes: bytes per sequence, instead of ``budget``; excludes it.
         kv_dtype: dtype in which full-precision keys and values are stored and charged.
@@ -43,6 +45,8 @@ class CacheConfig:
             paper); ``"exact"`` keeps a quantized window where it is, since its original values are gone.
         accounting: ``"physical"`` charges every byte that lives between steps; ``"paper"`` charges values, codes and
             parameters only, which reproduces the paper's capacities.
+        implementation: form of attention: ``"auto"`` (the fused kernel on TPU and NVIDIA GPUs where it takes the shape,
+            XLA elsewhere), ``"xla"``, ``"tpu"``, ``"gpu"``, or ``"interpret"`` (the TPU kernel interpreted, slow).
     """
 
     policy: str = "qevict"
@@ -59,6 +63,7 @@ class CacheConfig:
     prefill_scores: str = "last:32"
     residency: str = "exact"
     accounting: str = "physical"
+    implementation: str = "auto"
 
     def __post_init__(self) -> None:
         if self.budget is None and self.budget_bytes is None:
@@ -73,6 +78,7 @@ class CacheConfig:
         _one_of("ranking", self.ranking, RANKINGS)
         _one_of("residency", self.residency, RESIDENCIES)
         _one_of("accounting", self.accounting, ACCOUNTINGS)
+        _one_of("implementation", self.implementation, IMPLEMENTATIONS)
         _integer("sink", self.sink, 0)
         _integer("recent", self.recent, 1)
         if self.budget is not None:

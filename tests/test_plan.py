@@ -142,6 +142,14 @@ def test_a_length_of_nothing():
         plan_cache(LLAMA, CacheConfig(), 0)
 
 
+@pytest.mark.parametrize("implementation", ["tpu", "gpu"])
+def test_a_kernel_for_another_platform_is_refused(implementation):
+    config, shape = CacheConfig.tuned(budget=0.4, implementation=implementation), KVShape(2, 2, 64, "float32")
+    assert make_policy(shape, config, 600, platform=implementation).plan.config == config
+    with pytest.raises(QEvictError, match=f"'{implementation}' cannot run on 'cpu'; 'auto', 'xla' and 'interpret' can"):
+        make_policy(shape, config, 600)
+
+
 def test_paper_accounting_leaves_out_what_the_paper_leaves_out():
     """Its capacities are larger, and what they really take is still reported."""
     physical = plan_cache(LLAMA, CacheConfig.paper(budget=0.2), 4096)

@@ -47,7 +47,7 @@ def cache_config(preset: str = "tuned", **given: Any) -> CacheConfig:
         raise QEvictError(f"preset={preset!r} must be one of {', '.join(PRESETS)}")
     changes = _stated(given)
     if changes.get("policy") == "full":
-        idle = [_flag(name) for name in changes if name not in ("policy", "kv_dtype")]
+        idle = [_flag(name) for name in changes if name not in ("policy", "kv_dtype", "implementation")]
         if preset != "tuned":
             idle.insert(0, f"--preset {preset}")
         if idle:

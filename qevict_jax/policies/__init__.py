@@ -36,9 +36,13 @@ def make_policy(shape: KVShape, config: CacheConfig, total_len: int, *, platform
         platform: "cpu", "gpu" or "tpu", the platform it will run on; default is jax's own. TPU rounds slots to 8.
 
     Raises:
-        QEvictError: if the budget is too small.
+        QEvictError: if the budget is too small, or the named implementation is not for that platform.
     """
     platform = platform or jax.default_backend()
+    if config.implementation in ("tpu", "gpu") and config.implementation != platform:
+        raise QEvictError(
+            f"implementation={config.implementation!r} cannot run on {platform!r}; 'auto', 'xla' and 'interpret' can"
+        )
     plan = plan_cache(shape, config, total_len, slot_multiple=TPU_SLOT_MULTIPLE if platform == "tpu" else 1)
     shape = KVShape(shape.layers, shape.kv_heads, shape.head_dim, config.kv_dtype)
     return POLICIES[config.policy](plan, shape)

@@ -84,7 +84,7 @@ class QEvict:
         """Appends to the ring, attends to all tiers, and returns the mass of every window."""
         positions = cache.length[:, None] + jnp.arange(valid.shape[1], dtype=jnp.int32)
         cache = replace(cache, local=append_tokens(cache.local, self.layout, layer, tokens, positions, valid))
-        out, mass = tiered_attention(cache, layer, q, positions, valid, transform)
+        out, mass = tiered_attention(cache, layer, q, positions, valid, transform, self.plan.config.implementation)
         return cache, out, mass
 
     def observe(self, cache: TieredCache, seen: PerWindow, count: Int[Array, "B"]) -> TieredCache:

@@ -27,6 +27,7 @@ CHANGED = {
     "prefill_scores": "all",
     "residency": "ranked",
     "accounting": "paper",
+    "implementation": "xla",
 }
 
 
@@ -55,6 +56,7 @@ def test_presets():
     assert cache_config("paper", bits=3, window=None) == CacheConfig.paper(bits=3)
     assert cache_config(budget_bytes=10**6).budget is None
     assert cache_config(policy="full", kv_dtype="float32") == CacheConfig.full("float32")
+    assert cache_config(policy="full", implementation="xla").implementation == "xla"
 
 
 def test_idle_options_are_refused():
