@@ -10,7 +10,7 @@ from qevict_jax.policies.base import Policy as Policy
 from qevict_jax.policies.base import Prompt as Prompt
 from qevict_jax.policies.full import Full
 from qevict_jax.policies.qevict import QEvict
-from qevict_jax.types import KVShape
+from qevict_jax.types import KVShape, QEvictError
 
 TPU_SLOT_MULTIPLE = 8
 
