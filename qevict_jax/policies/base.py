@@ -7,9 +7,10 @@ A policy is a frozen record of static numbers with pure functions on a cache pyt
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int8
 
 from qevict_jax.plan import CachePlan
 from qevict_jax.windows import KeyTransform
@@ -26,6 +27,17 @@ class Prompt:
     v: Float[Array, "B S K D"]
     lse: Float[Array, "B S H"]
     length: Int[Array, "B"]
+
+
+class Tier(IntEnum):
+    """Where the keys and values of a position are; what `Policy.placement` returns, as int8."""
+
+    UNSEEN = 0  # at or beyond the row's length
+    EVICTED = 1  # gone for good
+    FULL = 2  # kept in full precision because it ranks high
+    QUANTIZED = 3  # kept as codes
+    RECENT = 4  # in full precision while it is new
+    SINK = 5  # in full precision, always
 
 
 @runtime_checkable
@@ -72,4 +84,8 @@ class Policy(Protocol[Cache]):
 
     def route(self, cache: Cache, transform: KeyTransform) -> Cache:
         """The event after every ``event_steps`` decode steps or chunk of tokens."""
+        ...
+
+    def placement(self, cache: Cache) -> Int8[Array, "L B heads S"]:
+        """The `Tier` of positions ``0 .. plan.total_len - 1``; the axis is K, or 1 if the heads of a layer share it."""
         ...

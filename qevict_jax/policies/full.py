@@ -7,12 +7,12 @@ from typing import no_type_check
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
 
 from pallas_kernels.float_bits import stored_dtype, to_bits
 from qevict_jax.attention import dense_attention
 from qevict_jax.plan import CachePlan
-from qevict_jax.policies.base import Prompt
+from qevict_jax.policies.base import Prompt, Tier
 from qevict_jax.types import KVShape
 from qevict_jax.windows import KeyTransform
 
@@ -75,6 +75,12 @@ class Full:
     def route(self, cache: DenseCache, transform: KeyTransform) -> DenseCache:
         """Nothing moves."""
         return cache
+
+    def placement(self, cache: DenseCache) -> Int8[Array, "L B 1 S"]:
+        """Every position seen is kept."""
+        seen = jnp.arange(self.plan.total_len) < cache.length[:, None]
+        tier = jnp.where(seen, jnp.int8(Tier.FULL), jnp.int8(Tier.UNSEEN))
+        return jnp.broadcast_to(tier[None, :, None], (self.shape.layers, tier.shape[0], 1, tier.shape[1]))
 
 
 def merge_kv(k: Float[Array, "*n K D"], v: Float[Array, "*n K D"]) -> Float[Array, "*n K_2_D"]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int8
 
 from qevict_jax.admission import admit, aged_windows
 from qevict_jax.attention import start_mass, tiered_attention
 from qevict_jax.cache import PerWindow, TieredCache, TierLayout, append_tokens, init_cache
 from qevict_jax.event import route
 from qevict_jax.plan import CachePlan
-from qevict_jax.policies.base import Prompt
+from qevict_jax.policies.base import Prompt, Tier
 from qevict_jax.policies.full import merge_kv
 from qevict_jax.ranking import RANKINGS, Ranking
 from qevict_jax.windows import KeyTransform
@@ -97,3 +97,28 @@ class QEvict:
     def route(self, cache: TieredCache, transform: KeyTransform) -> TieredCache:
         """One routing event."""
         return route(cache, self.ranking, transform)
+
+    def placement(self, cache: TieredCache) -> Int8[Array, "L B 1 S"]:
+        """The tier of every position; heads share the windows of their layer."""
+        layout = self.layout
+        position = jnp.arange(self.plan.total_len, dtype=jnp.int32)
+        window = (position - layout.sink) // layout.window
+        layers, batch = cache.score.ring.shape[:2]
+        rows = jnp.ix_(jnp.arange(layers), jnp.arange(batch))
+        # one tier per window, and a place behind them for slots that are not attended
+        count = max(0, self.plan.total_len - layout.sink) // layout.window + 1
+        tier = jnp.full((layers, batch, count + 1), Tier.EVICTED, jnp.int8)
+        if cache.full_window is not None:
+            slot = jnp.where(cache.full_window >= 0, cache.full_window, count)
+            tier = tier.at[(*(axis[..., None] for axis in rows), slot)].set(jnp.int8(Tier.FULL))
+        if cache.code_window is not None:
+            attended = cache.code_window >= 0
+            if cache.dormant is not None:
+                attended &= ~cache.dormant
+            slot = jnp.where(attended, cache.code_window, count)
+            tier = tier.at[(*(axis[..., None] for axis in rows), slot)].set(jnp.int8(Tier.QUANTIZED))
+        tier = tier[:, :, jnp.clip(window, 0, count - 1)]
+        tier = jnp.where(window >= cache.aged[:, None], jnp.int8(Tier.RECENT), tier)
+        tier = jnp.where(position < layout.sink, jnp.int8(Tier.SINK), tier)
+        tier = jnp.where(position < cache.length[:, None], tier, jnp.int8(Tier.UNSEEN))
+        return tier[:, :, None]
