@@ -9,7 +9,7 @@ from qevict_jax.generate import stream as stream
 from qevict_jax.models import LanguageModel as LanguageModel
 from qevict_jax.models import load_model as load
 from qevict_jax.plan import CachePlan as CachePlan
-from qevict_jax.plan import plan_cache as plan_cache
+from qevict_jax.policies import plan_cache as plan_cache
 from qevict_jax.sampling import Sampling as Sampling
 from qevict_jax.session import Session as Session
 from qevict_jax.types import KVShape as KVShape

@@ -4,14 +4,24 @@
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, no_type_check
 
 from pallas_kernels.implementation import IMPLEMENTATIONS
 from pallas_kernels.packing import BITS, WINDOWS
+from qevict_jax.checks import check_integer, check_number, check_one_of
 from qevict_jax.types import QEvictError
 
-POLICIES = ("qevict", "full")
+# What each policy reads of `CacheConfig` beside `SHARED_FIELDS`; a field that it does not read must keep its default.
+SHARED_FIELDS = ("policy", "kv_dtype", "implementation")
+POLICY_FIELDS = {
+    "qevict": (
+        *("budget", "budget_bytes", "window", "sink", "recent", "quant_fraction", "bits", "param_bits"),
+        *("ranking", "prefill_scores", "residency", "accounting"),
+    ),
+    "full": (),
+}
 KV_DTYPES = ("bfloat16", "float16", "float32")
 PARAM_BITS = (16, 8)
 RANKINGS = ("cumulative", "decay", "p_norm", "key_norm")
@@ -27,8 +37,9 @@ class CacheConfig:
     """How the KV cache is held. The default is `CacheConfig.tuned`.
 
     Attributes:
-        policy: ``"qevict"`` (three tiers) or ``"full"`` (every token in ``kv_dtype``; only ``kv_dtype`` and
-            ``implementation`` matter then).
+        policy: ``"qevict"`` (three tiers), ``"full"`` (every token in ``kv_dtype``) or another row of
+            `qevict_jax.policies.POLICIES`. `POLICY_FIELDS` says which of the other settings it reads.
+        policy_options: parameters of a policy other than these two, ``"window=32,kernel=7"``; its module defines them.
         budget: cache bytes as a fraction of the full cache at the same static capacity; must be positive.
         budget_bytes: bytes per sequence, instead of ``budget``; excludes it.
         kv_dtype: dtype in which full-precision keys and values are stored and charged.
@@ -50,6 +61,7 @@ class CacheConfig:
     """
 
     policy: str = "qevict"
+    policy_options: str = ""
     budget: float | None = None
     budget_bytes: int | None = None
     kv_dtype: str = "bfloat16"
@@ -66,30 +78,34 @@ class CacheConfig:
     implementation: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.budget is None and self.budget_bytes is None:
-            object.__setattr__(self, "budget", 0.2)
-        elif self.budget is not None and self.budget_bytes is not None:
+        check_one_of("policy", self.policy, tuple(POLICY_FIELDS))
+        idle = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        idle = idle_fields(self.policy, idle)
+        if idle:
+            raise QEvictError(f"no effect with policy={self.policy!r}: {', '.join(idle)}")
+        if self.budget is not None and self.budget_bytes is not None:
             raise QEvictError(f"budget={self.budget} and budget_bytes={self.budget_bytes} exclude each other; give one")
-        _one_of("policy", self.policy, POLICIES)
-        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        _one_of("window", self.window, WINDOWS)
-        _one_of("bits", self.bits, BITS)
-        _one_of("param_bits", self.param_bits, PARAM_BITS)
-        _one_of("ranking", self.ranking, RANKINGS)
-        _one_of("residency", self.residency, RESIDENCIES)
-        _one_of("accounting", self.accounting, ACCOUNTINGS)
-        _one_of("implementation", self.implementation, IMPLEMENTATIONS)
-        _integer("sink", self.sink, 0)
-        _integer("recent", self.recent, 1)
+        if self.budget is None and self.budget_bytes is None and "budget" in POLICY_FIELDS[self.policy]:
+            object.__setattr__(self, "budget", 0.2)
+        if not isinstance(self.policy_options, str):
+            raise QEvictError(f"policy_options={self.policy_options!r} must be a text like 'window=32,kernel=7'")
+        check_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        check_one_of("window", self.window, WINDOWS)
+        check_one_of("bits", self.bits, BITS)
+        check_one_of("param_bits", self.param_bits, PARAM_BITS)
+        check_one_of("ranking", self.ranking, RANKINGS)
+        check_one_of("residency", self.residency, RESIDENCIES)
+        check_one_of("accounting", self.accounting, ACCOUNTINGS)
+        check_one_of("implementation", self.implementation, IMPLEMENTATIONS)
+        check_integer("sink", self.sink, 0)
+        check_integer("recent", self.recent, 1)
         if self.budget is not None:
-            _number("budget", self.budget)
+            check_number("budget", self.budget)
             if not 0 < self.budget < math.inf:
                 raise QEvictError(f"budget={self.budget} must be a positive fraction of the full cache, e.g. 0.2")
         if self.budget_bytes is not None:
-            _integer("budget_bytes", self.budget_bytes, 1)
-        _number("quant_fraction", self.quant_fraction)
-        if not 0 <= self.quant_fraction <= 1:
-            raise QEvictError(f"quant_fraction={self.quant_fraction} must lie in 0..1")
+            check_integer("budget_bytes", self.budget_bytes, 1)
+        check_number("quant_fraction", self.quant_fraction, 0, 1)
         if not isinstance(self.prefill_scores, str) or not (
             self.prefill_scores in ("all", "mean") or _LAST.fullmatch(self.prefill_scores)
         ):
@@ -140,21 +156,12 @@ def _changed(preset: CacheConfig, changes: dict[str, Any]) -> CacheConfig:
     for name in changes:
         if name not in known:
             raise QEvictError(f"no cache setting {name!r}; there are {', '.join(known)}")
-    if changes.get("budget_bytes") is not None:
+    policy = changes.get("policy", preset.policy)
+    if changes.get("budget_bytes") is not None or (policy in POLICY_FIELDS and idle_fields(policy, ["budget"])):
         changes = {"budget": None, **changes}
     return replace(preset, **changes)
 
 
-def _one_of(name: str, value: object, allowed: tuple) -> None:
-    if isinstance(value, bool) or value not in allowed:
-        raise QEvictError(f"{name}={value!r} must be one of {', '.join(map(str, allowed))}")
-
-
-def _integer(name: str, value: object, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise QEvictError(f"{name}={value!r} must be an integer >= {low}")
-
-
-def _number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise QEvictError(f"{name}={value!r} must be a number")
+def idle_fields(policy: str, names: Iterable[str]) -> list[str]:
+    """Those of some settings that a policy does not read."""
+    return [name for name in names if name not in (*SHARED_FIELDS, *POLICY_FIELDS[policy])]

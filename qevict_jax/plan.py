@@ -1,16 +1,17 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""From a byte budget to static capacities: eq. 3 and eq. 8 of the paper, charged part by part."""
+"""From a byte budget to static capacities: the record that every policy plans into, and the plan of the tiers."""
 
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from pallas_kernels.packing import planes
 from pallas_kernels.quantized_windows import scalars_per_head
 from qevict_jax.cache import TierLayout, abstract_cache, nbytes
 from qevict_jax.config import CacheConfig
-from qevict_jax.types import KVShape, QEvictError
+from qevict_jax.types import BudgetError, KVShape
 
 
 @dataclass(frozen=True)
@@ -20,22 +21,30 @@ class CachePlan:
     Attributes:
         config: what was asked for.
         total_len: tokens the cache must be able to see, prompt and output.
-        layout: the tiers, None for the full cache.
-        full_windows: F.
-        quant_windows: windows in the quantized tier.
+        layout: the static numbers of the policy's cache, a hashable record of the policy's own kind.
         kv_bytes: bytes of all arrays that live between steps.
         full_kv_bytes: bytes of a full cache of ``total_len`` tokens, eq. 7.
         parts: bytes by part; they add up to ``kv_bytes``.
+        capacities: what the cache has room for, in words and numbers, for people.
     """
 
     config: CacheConfig
     total_len: int
-    layout: TierLayout | None
-    full_windows: int
-    quant_windows: int
+    layout: Any
     kv_bytes: int
     full_kv_bytes: int
     parts: tuple[tuple[str, int], ...]
+    capacities: tuple[tuple[str, int], ...]
+
+    @property
+    def full_windows(self) -> int:
+        """F of the tiers; 0 for a cache without windows."""
+        return self.layout.full_windows if isinstance(self.layout, TierLayout) else 0
+
+    @property
+    def quant_windows(self) -> int:
+        """Windows in the quantized tier; 0 for a cache without windows."""
+        return self.layout.quant_windows if isinstance(self.layout, TierLayout) else 0
 
     @property
     def ratio(self) -> float:
@@ -43,57 +52,56 @@ class CachePlan:
         return self.kv_bytes / self.full_kv_bytes
 
 
-def plan_cache(shape: KVShape, config: CacheConfig, total_len: int, *, slot_multiple: int = 1) -> CachePlan:
-    """Capacities for a sequence of ``total_len`` tokens.
+def budget_in_bytes(config: CacheConfig, full_bytes: int) -> Fraction:
+    """The budget of one sequence, a share of ``full_bytes`` or given in bytes."""
+    if config.budget_bytes is not None:
+        return Fraction(config.budget_bytes)
+    return Fraction(str(config.budget)) * full_bytes
+
+
+def too_small(budget: Fraction, full_bytes: int, what: str, least: int) -> BudgetError:
+    """The error of a budget that cannot hold ``what``, for which ``least`` bytes are needed."""
+    ratio = math.ceil(least / full_bytes * 1e4) / 1e4
+    return BudgetError(
+        f"a budget of {int(budget)} bytes per sequence, {float(budget / full_bytes):.4g} of the full cache, cannot "
+        f"hold {what}; the smallest budget that works is {ratio:.4f} (budget_bytes={least})"
+    )
+
+
+def plan_tiers(shape: KVShape, config: CacheConfig, total_len: int, slot_multiple: int) -> CachePlan:
+    """Capacities of the three tiers: eq. 3 and eq. 8 of the paper.
 
     Args:
-        shape: the model's KV shape; its dtype is replaced by ``config.kv_dtype``.
+        shape: the KV shape in the dtype of storage.
         config: the cache.
         total_len: tokens of prompt and output together, the static capacity of the full cache.
         slot_multiple: code slots and local rows come in multiples of this, and if it is not 1, rows of small numbers in
-            multiples of 128. 8 on TPU, where other counts make XLA move whole tiers (LOG.md).
+            multiples of 128.
 
     Raises:
-        QEvictError: if the budget cannot hold sinks, ring and one window; the message names the smallest that works.
+        BudgetError: if the budget cannot hold sinks, ring and one window.
     """
-    shape = replace(shape, dtype=config.kv_dtype)
-    if total_len < 1:
-        raise QEvictError(f"total_len={total_len} must be at least 1 token")
     full_bytes = shape.bytes_per_token * total_len
-    if config.policy == "full":
-        # beside keys and values there is one int32 length
-        parts = (("keys and values", full_bytes), ("length", 4))
-        return CachePlan(config, total_len, None, 0, 0, full_bytes + 4, full_bytes, parts)
-
-    if config.budget_bytes is not None:
-        budget = Fraction(config.budget_bytes)
-    else:
-        budget = Fraction(str(config.budget)) * full_bytes
+    budget = budget_in_bytes(config, full_bytes)
     tiers = _Capacities(shape, config, total_len, slot_multiple)
     full_windows, quant_windows = tiers.fit(budget)
     if full_windows + quant_windows == 0 and tiers.most > 0:
-        raise QEvictError(
-            f"{_share(budget, full_bytes)} cannot hold the sinks, the ring of recent tokens and one window; "
-            f"{_smallest(tiers.least_bytes(), full_bytes)}"
-        )
+        what = "the sinks, the ring of recent tokens and one window"
+        raise too_small(budget, full_bytes, what, tiers.least_bytes())
     layout = tiers.layout(full_windows, quant_windows)
     parts = _parts(layout)
     kv_bytes = sum(size for _, size in parts)
     if tiers.most == 0 and kv_bytes > budget:
-        raise QEvictError(
-            f"{_share(budget, full_bytes)} cannot hold a cache that is all sinks and recent tokens, as it is at "
-            f"{total_len} tokens; {_smallest(kv_bytes, full_bytes)}, or use policy='full'"
-        )
-    return CachePlan(config, total_len, layout, full_windows, quant_windows, kv_bytes, full_bytes, parts)
-
-
-def _share(budget: Fraction, full_bytes: int) -> str:
-    return f"a budget of {int(budget)} bytes per sequence, {float(budget / full_bytes):.4g} of the full cache,"
-
-
-def _smallest(least: int, full_bytes: int) -> str:
-    ratio = math.ceil(least / full_bytes * 1e4) / 1e4
-    return f"the smallest budget that works is {ratio:.4f} (budget_bytes={least})"
+        what = f"a cache that is all sinks and recent tokens, as it is at {total_len} tokens (policy='full' takes less)"
+        raise too_small(budget, full_bytes, what, kv_bytes)
+    capacities = (
+        ("sink tokens", layout.sink),
+        ("slots of the ring of recent tokens", layout.ring),
+        ("tokens of a window", layout.window),
+        ("full-precision windows", full_windows),
+        (f"INT{layout.bits} windows", quant_windows),
+    )
+    return CachePlan(config, total_len, layout, kv_bytes, full_bytes, parts, capacities)
 
 
 class _Capacities:

@@ -20,6 +20,10 @@ class QEvictError(ValueError):
     """Something a user asked for cannot be done; the message says what was wrong and what would work."""
 
 
+class BudgetError(QEvictError):
+    """A cache does not fit its budget; the message names the smallest that works."""
+
+
 @dataclass(frozen=True)
 class KVShape:
     """What one cached token costs: the four facts about a model that the byte accounting needs.

@@ -48,7 +48,7 @@ def test_bad_values(fields, message):
 
 def test_an_unknown_field_of_a_preset_is_named():
     for preset in (CacheConfig.tuned, CacheConfig.paper):
-        with pytest.raises(QEvictError, match="no cache setting 'omega'; there are policy, budget"):
+        with pytest.raises(QEvictError, match="no cache setting 'omega'; there are policy, policy_options, budget"):
             preset(omega=8)
 
 

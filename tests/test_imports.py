@@ -15,6 +15,7 @@ PACKAGES = ("qevict_jax", "pallas_kernels", "convert")
 STAGES = [
     ["version"],
     ["types"],
+    ["checks"],
     ["config"],
     ["quant"],
     ["cache"],

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from qevict_jax.cache import abstract_cache, init_cache, nbytes
 from qevict_jax.config import CacheConfig
-from qevict_jax.plan import plan_cache
-from qevict_jax.policies import make_policy
+from qevict_jax.policies import make_policy, plan_cache
 from qevict_jax.types import KVShape, QEvictError
 
 LLAMA = KVShape(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")

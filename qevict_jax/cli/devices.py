@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qevict_jax.config import CacheConfig
-from qevict_jax.plan import plan_cache
-from qevict_jax.types import KVShape, QEvictError
+from qevict_jax.policies import plan_cache
+from qevict_jax.types import BudgetError, KVShape
 
 LONGEST = 2**24
 
@@ -64,7 +64,7 @@ def fit(device: Device, room: int, shape: KVShape, config: CacheConfig, context:
     def row_bytes(length: int) -> int | None:
         try:
             return plan_cache(shape, config, length, slot_multiple=device.slot_multiple).kv_bytes
-        except QEvictError:  # too short for its budget
+        except BudgetError:  # too short for its budget
             return None
 
     longest = largest(lambda length: batch * (row_bytes(length) or 0) <= room, LONGEST)

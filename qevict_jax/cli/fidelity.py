@@ -101,7 +101,7 @@ def _table(title: str, results: "list[FidelityResult]") -> Table:
     for name in ("cache", "budget", "bytes", "of full", "KL (nats)", "top-1", "ΔNLL"):
         table.add_column(name, justify="left" if name == "cache" else "right", no_wrap=name != "cache")
     for result in results:
-        name, budget = describe(result.config), f"{result.config.budget:.4g}"
+        name, budget = describe(result.config), "-" if result.config.budget is None else f"{result.config.budget:.4g}"
         if result.plan is None:
             table.add_row(name, budget, "-", "-", "does not fit", "-", "-")
             continue

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from qevict_jax.config import CacheConfig
+from qevict_jax.config import POLICY_FIELDS, CacheConfig, idle_fields
+from qevict_jax.policies import policy_options
 from qevict_jax.sampling import Sampling
 from qevict_jax.types import QEvictError
 
@@ -46,13 +47,16 @@ def cache_config(preset: str = "tuned", **given: Any) -> CacheConfig:
     if preset not in PRESETS:
         raise QEvictError(f"preset={preset!r} must be one of {', '.join(PRESETS)}")
     changes = _stated(given)
-    if changes.get("policy") == "full":
-        idle = [_flag(name) for name in changes if name not in ("policy", "kv_dtype", "implementation")]
-        if preset != "tuned":
+    policy = changes.get("policy", "qevict")
+    if policy in POLICY_FIELDS:
+        idle = [_flag(name) for name in idle_fields(policy, changes)]
+        if preset != "tuned" and policy != "qevict":
             idle.insert(0, f"--preset {preset}")
         if idle:
-            raise QEvictError(f"no effect with --policy full, which keeps every token: {', '.join(idle)}")
-    return PRESETS[preset](**changes)
+            raise QEvictError(f"no effect with --policy {policy}: {', '.join(idle)}")
+    config = PRESETS[preset](**changes)
+    policy_options(config)
+    return config
 
 
 def field_help(record: type) -> dict[str, str]:

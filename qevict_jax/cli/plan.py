@@ -18,7 +18,8 @@ from qevict_jax.cli.report import size
 from qevict_jax.config import CacheConfig
 from qevict_jax.models.config import NAMED_SHAPES, ModelConfig
 from qevict_jax.models.key_map import expected_tensors
-from qevict_jax.plan import CachePlan, plan_cache
+from qevict_jax.plan import CachePlan
+from qevict_jax.policies import plan_cache
 from qevict_jax.types import QEvictError
 
 _WEIGHT_BYTES = 2  # bfloat16
@@ -57,8 +58,7 @@ def run(
             "batch": batch,
             "weight_bytes": weights,
             "cache": asdict(cache),
-            "full_windows": plan.full_windows,
-            "quant_windows": plan.quant_windows,
+            "capacities": dict(plan.capacities),
             "kv_bytes": plan.kv_bytes,
             "full_kv_bytes": plan.full_kv_bytes,
             "ratio": plan.ratio,
@@ -103,12 +103,8 @@ def _fits(device, config: ModelConfig, cache: CacheConfig, weights: int, margin:
 
 def _capacities(model: str, plan: CachePlan, weights: int, batch: int) -> Table:
     table = _table(f"{model}, {plan.total_len:,} tokens, batch {batch}", "", "")
-    if plan.layout is not None:
-        layout = plan.layout
-        table.add_row("sink tokens", f"{layout.sink:,}")
-        table.add_row("ring of recent tokens", f"{layout.ring:,}")
-        for name, windows in (("full-precision", plan.full_windows), (f"INT{layout.bits}", plan.quant_windows)):
-            table.add_row(f"{name} windows of {layout.window}", f"{windows:,}  ({windows * layout.window:,} tokens)")
+    for name, count in plan.capacities:
+        table.add_row(name, f"{count:,}")
     table.add_row("KV cache", size(batch * plan.kv_bytes))
     table.add_row("full KV cache", size(batch * plan.full_kv_bytes))
     table.add_row("ratio", f"{plan.ratio:.2%}")

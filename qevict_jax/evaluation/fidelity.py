@@ -14,10 +14,10 @@ from tqdm import tqdm
 from qevict_jax.config import CacheConfig
 from qevict_jax.evaluation.teacher_forcing import divergence, log_probs, record_prompt
 from qevict_jax.models import LanguageModel
-from qevict_jax.plan import CachePlan, plan_cache
-from qevict_jax.policies import make_policy
+from qevict_jax.plan import CachePlan
+from qevict_jax.policies import make_policy, plan_cache
 from qevict_jax.policies.full import Full
-from qevict_jax.types import QEvictError
+from qevict_jax.types import BudgetError, QEvictError
 
 _REFERENCE_CHUNK = 64  # tokens that share one pass over the full cache; nothing is routed there
 
@@ -110,7 +110,7 @@ def fidelity(
             reference = log_probs(model.program, model.params, full, record, tokens)
         try:
             policy = make_policy(shape, config, prefill + steps)
-        except QEvictError as error:
+        except BudgetError as error:
             results[i] = FidelityResult(config, error=str(error))
             continue
         seen, cache = divergence(model.program, model.params, policy, record, tokens, targets, reference)

@@ -53,8 +53,7 @@ def _result(result: FidelityResult) -> dict[str, Any]:
     if result.plan is None:
         return row | {"error": result.error}
     return row | {
-        "full_windows": result.plan.full_windows,
-        "quant_windows": result.plan.quant_windows,
+        "capacities": dict(result.plan.capacities),
         "kv_bytes": result.kv_bytes,
         "full_kv_bytes": result.full_kv_bytes,
         "ratio_allocated": result.ratio_allocated,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from qevict_jax.config import CacheConfig
+from qevict_jax.config import POLICY_FIELDS, CacheConfig, idle_fields
 from qevict_jax.types import QEvictError
 
 PRESETS = {"tuned": CacheConfig.tuned, "paper": CacheConfig.paper}
@@ -20,7 +20,8 @@ def parse_vary(vary: Sequence[str], base: CacheConfig) -> list[CacheConfig]:
     """Configurations of a sweep.
 
     Args:
-        vary: words like ``"window=8,16"``; a field of `CacheConfig`, or ``"preset=tuned,paper"``.
+        vary: words like ``"window=8,16"``; a field of `CacheConfig`, or ``"preset=tuned,paper"``. Semicolons stand
+            between several ``policy_options``. A policy without a budget comes once, not once per budget.
         base: what is not varied. A preset replaces all of it but the budget, ``kv_dtype`` and ``accounting``.
 
     Returns:
@@ -42,6 +43,8 @@ def describe(config: CacheConfig) -> str:
     """A configuration without its budget: the nearest preset and what differs from it, ``"tuned window=16"``."""
     if config.policy == "full":
         return f"full {config.kv_dtype}"
+    if config.policy != "qevict":
+        return " ".join(filter(None, (config.policy, config.policy_options)))
     kept = {name: getattr(config, name) for name in _KEPT}
 
     def against(name: str) -> list[str]:
@@ -61,7 +64,8 @@ def _parse_word(word: str) -> tuple[str, list[Any]]:
     known = ["preset", *(field.name for field in fields(CacheConfig))]
     if not equals or name not in known:
         raise QEvictError(f"cannot vary {word!r}: write field=value,value with one of the fields {', '.join(known)}")
-    return name, [_value(name, value.strip()) for value in values.split(",")]
+    # options of a policy have commas of their own
+    return name, [_value(name, value.strip()) for value in values.split(";" if name == "policy_options" else ",")]
 
 
 def _value(name: str, text: str) -> Any:
@@ -86,4 +90,7 @@ def _combine(base: CacheConfig, changes: dict[str, Any]) -> CacheConfig:
         changes = {"budget_bytes": None, **changes}
     elif "budget_bytes" in changes:
         changes = {"budget": None, **changes}
+    policy = changes.get("policy", base.policy)
+    if policy in POLICY_FIELDS and idle_fields(policy, ["budget"]):
+        changes = {**changes, "budget": None, "budget_bytes": None}
     return replace(base, **changes)

@@ -18,8 +18,7 @@ from jaxtyping import Array, Float, Int
 from qevict_jax.config import CacheConfig
 from qevict_jax.evaluation.prompt_record import PromptRecord, Recorder, admit_record
 from qevict_jax.models.steps import Program, prefill, step_logits
-from qevict_jax.plan import plan_cache
-from qevict_jax.policies import Policy
+from qevict_jax.policies import Policy, plan_cache
 
 
 @partial(jax.jit, static_argnames=("program", "dtype"))

@@ -1,29 +1,75 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cache policies by name. The table is what the command line and the law tests read."""
+"""Cache policies by name: the table that the command line reads. README.md here says how to add a row."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 
 from qevict_jax.config import CacheConfig
-from qevict_jax.plan import CachePlan, plan_cache
+from qevict_jax.plan import CachePlan, plan_tiers
 from qevict_jax.policies.base import Policy as Policy
 from qevict_jax.policies.base import Prompt as Prompt
-from qevict_jax.policies.full import Full
+from qevict_jax.policies.full import Full, plan_full
+from qevict_jax.policies.options import NoOptions, parse_options
 from qevict_jax.policies.qevict import QEvict
 from qevict_jax.types import KVShape, QEvictError
 
 TPU_SLOT_MULTIPLE = 8
 
 
-def _full(plan: CachePlan, shape: KVShape) -> Policy:
-    return Full(plan, shape)
+class Row(NamedTuple):
+    """One policy. ``qevict_jax.config.POLICY_FIELDS`` says which settings it reads beside its own options.
+
+    Attributes:
+        options: frozen dataclass of its own parameters, read from `CacheConfig.policy_options`.
+        plan: ``(shape, config, options, total_len, slot_multiple)`` to a plan; raises `BudgetError`.
+        make: ``(plan, shape, options)`` to the policy.
+    """
+
+    options: type
+    plan: Callable[[KVShape, CacheConfig, Any, int, int], CachePlan]
+    make: Callable[[CachePlan, KVShape, Any], Policy]
 
 
-def _qevict(plan: CachePlan, shape: KVShape) -> Policy:
-    return QEvict(plan)
+def _plan_qevict(shape: KVShape, config: CacheConfig, options: NoOptions, total_len: int, multiple: int) -> CachePlan:
+    return plan_tiers(shape, config, total_len, multiple)
 
 
-POLICIES = {"full": _full, "qevict": _qevict}
+POLICIES = {
+    "qevict": Row(NoOptions, _plan_qevict, lambda plan, shape, options: QEvict(plan)),
+    "full": Row(NoOptions, plan_full, lambda plan, shape, options: Full(plan, shape)),
+}
+
+
+def policy_options(config: CacheConfig) -> Any:
+    """The record that ``config.policy_options`` describes.
+
+    Raises:
+        QEvictError: an unknown field or a bad value; the message names those there are.
+    """
+    return parse_options(config.policy, POLICIES[config.policy].options, config.policy_options)
+
+
+def plan_cache(shape: KVShape, config: CacheConfig, total_len: int, *, slot_multiple: int = 1) -> CachePlan:
+    """Capacities and bytes for a sequence of ``total_len`` tokens.
+
+    Args:
+        shape: the model's KV shape; its dtype is replaced by ``config.kv_dtype``.
+        config: the cache.
+        total_len: tokens of prompt and output together, the static capacity of the full cache.
+        slot_multiple: slots come in multiples of this. 8 on TPU, where other counts make XLA move whole tiers (LOG.md).
+
+    Raises:
+        QEvictError: the policy has no such option.
+        BudgetError: the budget is too small; the message names the smallest that works.
+    """
+    if total_len < 1:
+        raise QEvictError(f"total_len={total_len} must be at least 1 token")
+    shape = replace(shape, dtype=config.kv_dtype)
+    return POLICIES[config.policy].plan(shape, config, policy_options(config), total_len, slot_multiple)
 
 
 def make_policy(shape: KVShape, config: CacheConfig, total_len: int, *, platform: str | None = None) -> Policy:
@@ -44,5 +90,4 @@ def make_policy(shape: KVShape, config: CacheConfig, total_len: int, *, platform
             f"implementation={config.implementation!r} cannot run on {platform!r}; 'auto', 'xla' and 'interpret' can"
         )
     plan = plan_cache(shape, config, total_len, slot_multiple=TPU_SLOT_MULTIPLE if platform == "tpu" else 1)
-    shape = KVShape(shape.layers, shape.kv_heads, shape.head_dim, config.kv_dtype)
-    return POLICIES[config.policy](plan, shape)
+    return POLICIES[config.policy].make(plan, replace(shape, dtype=config.kv_dtype), policy_options(config))

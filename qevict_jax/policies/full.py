@@ -11,8 +11,10 @@ from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
 
 from pallas_kernels.float_bits import stored_dtype, to_bits
 from qevict_jax.attention import dense_attention
+from qevict_jax.config import CacheConfig
 from qevict_jax.plan import CachePlan
 from qevict_jax.policies.base import Prompt, Tier
+from qevict_jax.policies.options import NoOptions
 from qevict_jax.types import KVShape
 from qevict_jax.windows import KeyTransform
 
@@ -24,6 +26,13 @@ class DenseCache:
 
     tokens: Shaped[Array, "L B S K_2_D"]
     length: Int[Array, "B"]
+
+
+def plan_full(shape: KVShape, config: CacheConfig, options: NoOptions, total_len: int, slot_multiple: int) -> CachePlan:
+    """Bytes of every token, and one int32 length."""
+    full_bytes = shape.bytes_per_token * total_len
+    parts = (("keys and values", full_bytes), ("length", 4))
+    return CachePlan(config, total_len, None, full_bytes + 4, full_bytes, parts, (("tokens", total_len),))
 
 
 @dataclass(frozen=True)

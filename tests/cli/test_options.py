@@ -14,6 +14,7 @@ from qevict_jax.types import QEvictError
 
 CHANGED = {
     "policy": "full",
+    "policy_options": "",
     "budget": 0.5,
     "budget_bytes": 2_000_000_000,
     "kv_dtype": "float32",
@@ -42,7 +43,9 @@ def test_the_table_of_changes_has_every_field():
     assert list(CHANGED) == [field.name for field in fields(CacheConfig)]
 
 
-@pytest.mark.parametrize("names", [["policy"], ["budget_bytes"], [*CHANGED.keys() - {"policy", "budget_bytes"}]])
+@pytest.mark.parametrize(
+    "names", [["policy"], ["budget_bytes"], [*CHANGED.keys() - {"policy", "policy_options", "budget_bytes"}]]
+)
 def test_every_field_is_an_option_that_takes_effect(qevict, names):
     options = [text for name in names for text in ("--" + name.replace("_", "-"), CHANGED[name])]
     result = qevict("plan", "llama-3.1-8b", "--json", *options)

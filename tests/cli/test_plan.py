@@ -11,7 +11,7 @@ from qevict_jax.cli.devices import DEVICES, largest
 from qevict_jax.config import CacheConfig
 from qevict_jax.models.config import NAMED_SHAPES
 from qevict_jax.models.key_map import expected_tensors
-from qevict_jax.plan import plan_cache
+from qevict_jax.policies import plan_cache
 from tests.tiny_models import write_hf
 
 

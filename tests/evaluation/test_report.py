@@ -9,7 +9,7 @@ import pytest
 
 from qevict_jax.config import CacheConfig
 from qevict_jax.evaluation import FidelityResult, plot_fidelity, to_json
-from qevict_jax.plan import plan_cache
+from qevict_jax.policies import plan_cache
 from qevict_jax.types import KVShape, QEvictError
 
 SHAPE = KVShape(layers=2, kv_heads=2, head_dim=64, dtype="bfloat16")

@@ -37,7 +37,7 @@ def test_bytes_replace_a_ratio_and_equal_configurations_come_once():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("windows=8", "fields preset, policy, budget"),
+        ("windows=8", "fields preset, policy, policy_options, budget"),
         ("window", "write field=value"),
         ("window=x", "window='x' must be an integer"),
         ("window=9", "must be one of 4, 8, 16, 32"),
