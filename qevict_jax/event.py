@@ -6,6 +6,7 @@ Every write is bounded and slot-stable: gather what moves, pass an optimization 
 writes, scatter with out-of-range indices for what does not move. No tier is ever copied or selected over.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,9 +22,18 @@ from qevict_jax.ranking import Ranking
 from qevict_jax.routing import Event, Moves, Slots, route_exact, route_ranked
 from qevict_jax.windows import KeyTransform, quantize, restore
 
+Decide = Callable[[Slots, Event], tuple[Slots, Moves]]
 
-def route(cache: TieredCache, ranking: Ranking, transform: KeyTransform) -> TieredCache:
-    """One routing event for every layer and row (paper algorithm 1); at most one window has left each row's ring."""
+
+def route(cache: TieredCache, ranking: Ranking, transform: KeyTransform, decide: Decide | None = None) -> TieredCache:
+    """One routing event for every layer and row (paper algorithm 1); at most one window has left each row's ring.
+
+    Args:
+        cache: the cache.
+        ranking: the ranking function.
+        transform: RoPE and key bias.
+        decide: which windows move, for one layer of one row; default is what the layout's residency says.
+    """
     layout = cache.layout
     cache = _close_scores(cache, ranking)
     ready = jnp.maximum(0, (cache.length - layout.sink - layout.recent) // layout.window)
@@ -34,9 +44,8 @@ def route(cache: TieredCache, ranking: Ranking, transform: KeyTransform) -> Tier
     if (of_keys := ranking.keys) is not None:
         new_score = jax.vmap(lambda local: of_keys(_ring_keys(local, cache, ring_window)))(cache.local)
     new_window = jnp.broadcast_to(jnp.where(arrives, cache.aged, -1), new_score.shape)
-    decide = route_exact
-    if layout.ranked:
-        decide = partial(route_ranked, quant_windows=layout.quant_windows)
+    if decide is None:
+        decide = partial(route_ranked, quant_windows=layout.quant_windows) if layout.ranked else route_exact
     slots, moves = jax.vmap(jax.vmap(decide))(_slots(cache), Event(new_window, new_score))
     cache = _move(cache, moves, new_window, transform)
 
