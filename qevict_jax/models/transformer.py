@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.layer_slice import row_major
 from qevict_jax.models.config import ModelConfig
 
 
@@ -56,7 +57,8 @@ class Attention(nnx.Module):
         self, x: Float[Array, "B T E"]
     ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"], Float[Array, "B T K D"]]:
         """Queries, keys and values, before RoPE."""
-        q, k, v = (p(x).reshape(*x.shape[:-1], -1, self.head_dim) for p in (self.q, self.k, self.v))
+        # the heads' favourite layout would go back through the product and transpose the stacked kernels (LOG.md)
+        q, k, v = (row_major(p(x)).reshape(*x.shape[:-1], -1, self.head_dim) for p in (self.q, self.k, self.v))
         return q, k, v
 
     def out(self, heads: Float[Array, "B T H D"]) -> Float[Array, "B T E"]:

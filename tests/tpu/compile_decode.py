@@ -18,6 +18,7 @@ from jax.sharding import SingleDeviceSharding
 
 from qevict_jax.config import CacheConfig
 from qevict_jax.decoding import Decoder
+from qevict_jax.models.config import ModelConfig
 from qevict_jax.models.steps import Program, abstract_params
 from qevict_jax.policies import make_policy
 from qevict_jax.sampling import Filters, Numbers, Sampling
@@ -77,10 +78,22 @@ def measure(model: str, topology: str, program: str, cache: dict[str, Any], tota
         "cache_argument_bytes": looked_at.memory_analysis().argument_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
+        "peak_bytes": memory.peak_memory_in_bytes,
+        "weight_bytes": sum(map(nbytes, jax.tree.leaves(params))),
+        "layer_bytes": policy.plan.kv_bytes * batch // config.layers,
+        "activation_bytes": activation_bytes(config, batch),
+        "kernels": hlo.count("tpu_custom_call"),
         "tier_copies": whole_copies(hlo, tiers),
         "weight_copies": weight_copies,
         "weight_copy_bytes": copied_bytes(weight_copies, params),
     }
+
+
+def activation_bytes(config: ModelConfig, batch: int) -> int:
+    """What one token of every sequence needs beside weights and cache, in float32, each kind twice: logits, the residual
+    stream and its norm, both halves of the MLP, queries and outputs of attention, keys and values."""
+    attention = config.head_dim * (2 * config.heads + 2 * config.kv_heads)
+    return 2 * 4 * batch * (config.vocab + 2 * config.hidden + 2 * config.mlp + attention)
 
 
 if __name__ == "__main__":
