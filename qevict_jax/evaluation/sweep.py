@@ -65,10 +65,13 @@ def _parse_word(word: str) -> tuple[str, list[Any]]:
     if not equals or name not in known:
         raise QEvictError(f"cannot vary {word!r}: write field=value,value with one of the fields {', '.join(known)}")
     # options of a policy have commas of their own
-    return name, [_value(name, value.strip()) for value in values.split(";" if name == "policy_options" else ",")]
+    return name, [
+        setting_value(name, value.strip()) for value in values.split(";" if name == "policy_options" else ",")
+    ]
 
 
-def _value(name: str, text: str) -> Any:
+def setting_value(name: str, text: str) -> Any:
+    """The value of a field of `CacheConfig`, or the name of a preset, from its text."""
     if name == "preset":
         if text not in PRESETS:
             raise QEvictError(f"preset={text!r} must be one of {', '.join(PRESETS)}")
