@@ -2,73 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention: causal over a prompt, dense over a full cache, tiered over a compressed one. Softmax in float32."""
 
-from functools import partial
-
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from pallas_kernels.causal_attention.api import causal_attention as causal_attention
 from pallas_kernels.float_bits import from_bits
 from pallas_kernels.layer_slice import layer_slice
 from pallas_kernels.prefill_window_mass.api import prefill_window_mass
 from pallas_kernels.tiered_decode_attention.api import Mass, Tiers, tiered_decode_attention
 from qevict_jax.cache import PerWindow, TieredCache, local_positions
 from qevict_jax.windows import KeyTransform
-
-_SPANS = 8  # a causal pass over one row of spans skips (1 - 1/_SPANS)/2 of the key blocks
-_BLOCK_BYTES = 64 << 20  # of float32 logits at a time
-
-
-def causal_attention(
-    q: Float[Array, "B S H D"], k: Float[Array, "B S K D"], v: Float[Array, "B S K D"]
-) -> tuple[Float[Array, "B S H D"], Float[Array, "B S H"]]:
-    """Causal attention of a prompt by blocks of queries: memory linear in S.
-
-    Rows may be padded on the right: a token never sees what comes after it.
-
-    Returns:
-        Output in the dtype of ``v`` and the log-sum-exp of every query's logits in float32.
-    """
-    batch, size, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    groups = heads // kv_heads
-    limit = max(1, min(size, 512, _BLOCK_BYTES // (4 * batch * heads * size)))
-    block = 1 << (limit.bit_length() - 1)  # a power of two wastes no padding on the sizes that prompts are padded to
-    span = block * -(-size // (_SPANS * block))  # queries that share one extent of keys
-    keys = jnp.transpose(k, (0, 2, 3, 1))  # [B, K, D, S]
-    values = jnp.transpose(v, (0, 2, 1, 3))  # [B, K, S, D]
-    scale = head_dim**-0.5
-
-    def attend(start: Array, extent: int) -> tuple[Array, Array]:
-        queries = lax.dynamic_slice_in_dim(padded, start, block, axis=1)
-        queries = queries.reshape(batch, block, kv_heads, groups, head_dim)
-        rows = jnp.transpose(queries, (0, 2, 1, 3, 4)).reshape(batch, kv_heads, block * groups, head_dim)
-        logits = jnp.einsum("bkqd,bkds->bkqs", rows, keys[..., :extent], preferred_element_type=jnp.float32) * scale
-        positions = start + jnp.arange(block * groups) // groups
-        logits = jnp.where(jnp.arange(extent) <= positions[:, None], logits, -jnp.inf)
-        peak = logits.max(axis=-1, keepdims=True)
-        weights = jnp.exp(logits - peak)
-        total = weights.sum(axis=-1, keepdims=True)
-        out = jnp.einsum(
-            "bkqs,bksd->bkqd",
-            weights.astype(v.dtype),
-            values[:, :, :extent],
-            preferred_element_type=jnp.float32,
-        )
-        out, lse = (out / total).astype(v.dtype), (peak + jnp.log(total))[..., 0]
-        out = jnp.transpose(out.reshape(batch, kv_heads, block, groups, head_dim), (0, 2, 1, 3, 4))
-        lse = jnp.transpose(lse.reshape(batch, kv_heads, block, groups), (0, 2, 1, 3))
-        return out.reshape(batch, block, heads, head_dim), lse.reshape(batch, block, heads)
-
-    padded_size = block * -(-size // block)
-    padded = jnp.pad(q, ((0, 0), (0, padded_size - size), (0, 0), (0, 0)))
-    outs, lses = [], []
-    for first in range(0, padded_size, span):
-        last = min(first + span, padded_size)
-        out, lse = lax.map(partial(attend, extent=min(last, size)), jnp.arange(first, last, block))
-        outs.append(jnp.moveaxis(out, 0, 1).reshape(batch, last - first, heads, head_dim))
-        lses.append(jnp.moveaxis(lse, 0, 1).reshape(batch, last - first, heads))
-    return jnp.concatenate(outs, axis=1)[:, :size], jnp.concatenate(lses, axis=1)[:, :size]
 
 
 def start_mass(
@@ -81,6 +25,7 @@ def start_mass(
     last_queries: int | None,
     window: int,
     sink: int,
+    implementation: str = "auto",
 ) -> Float[Array, "B windows"]:
     """Start mass of a prompt's windows: from all queries, their mean, or the last N (`CacheConfig.prefill_scores`)."""
     batch, size = q.shape[:2]
@@ -95,7 +40,9 @@ def start_mass(
         q = jnp.take_along_axis(q, index[..., None], axis=1)
         lse = jnp.take_along_axis(lse, index, axis=1)
     valid = (q_positions >= 0) & (q_positions < length[:, None])
-    return prefill_window_mass(q, k, lse, q_positions, valid, weight, window=window, sink=sink)
+    return prefill_window_mass(
+        q, k, lse, q_positions, valid, weight, window=window, sink=sink, implementation=implementation
+    )
 
 
 def dense_attention(

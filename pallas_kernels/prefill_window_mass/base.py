@@ -62,7 +62,12 @@ def prefill_window_mass(
 
     parts = (blocks(q), blocks(lse), blocks(q_positions), blocks(q_valid))
     total, _ = lax.scan(add, jnp.zeros((batch, size), jnp.float32), parts)
-    history = (total * key_weight)[:, sink:]
+    return window_sums(total * key_weight, window, sink)
+
+
+def window_sums(mass: Float[Array, "B S"], window: int, sink: int) -> Float[Array, "B windows"]:
+    """Sums over the tokens of each window after the sinks; at least one window, the last may be partial."""
+    history = mass[:, sink:]
     windows = max(1, -(-history.shape[1] // window))
     history = jnp.pad(history, ((0, 0), (0, windows * window - history.shape[1])))
-    return history.reshape(batch, windows, window).sum(axis=-1)
+    return history.reshape(mass.shape[0], windows, window).sum(axis=-1)
