@@ -98,10 +98,10 @@ def generate(
     if stop:
         streams = [run.tokenizer.stream() for _ in prompts]
         seen = [0] * len(prompts)
-        state = _watch(state, watches, streams, seen, run.eos)
+        state = stop_rows(state, watches, streams, seen, run.eos)
         while bool(state.active.any()):
             state = run.call("block", state, run.numbers)
-            state = _watch(state, watches, streams, seen, run.eos)
+            state = stop_rows(state, watches, streams, seen, run.eos)
     else:
         state = run.call("run", state, run.numbers)
     state = jax.block_until_ready(state)
@@ -109,7 +109,7 @@ def generate(
     return run.results(state, elapsed, watches if stop else None)
 
 
-def _watch(state: DecodeState, watches: list, streams: list, seen: list, eos: frozenset) -> DecodeState:
+def stop_rows(state: DecodeState, watches: list, streams: list, seen: list, eos: frozenset) -> DecodeState:
     """Shows new tokens to the stop watches; rows that met a stop string end at the token that completed it."""
     counts, tokens = np.asarray(state.count), np.asarray(state.tokens)
     active, ends = np.array(state.active), counts.copy()
@@ -162,7 +162,7 @@ class _Run:
             model.program, self.policy, Filters.of(self.sampling), tuple(sorted(self.eos)), capacity, log_probs
         )
         self.compiled = Compiled(decoder)
-        self.numbers = Numbers.of(self.sampling)
+        self.numbers = Numbers.batch([self.sampling] * len(self.ids), range(len(self.ids)))
         self.prompts = np.zeros((len(self.ids), size), np.int32)
         for row, ids in enumerate(self.ids):
             self.prompts[row, : len(ids)] = ids

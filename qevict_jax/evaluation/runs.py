@@ -42,7 +42,7 @@ class Run:
             resume: continue the run that is there, or start if there is none.
 
         Raises:
-            QEvictError: another run is there, or it is of another configuration, or a process is at it, or it is damaged.
+            QEvictError: another run is there, or one of another configuration, or a process is at it, or it is damaged.
         """
         self.directory, self.configuration = directory, json.loads(json.dumps(configuration))
         there = directory.is_dir() and any(directory.iterdir())
@@ -97,8 +97,8 @@ class Run:
         differing = sorted(name for name in names if there.get(name) != self.configuration.get(name))
         if differing:
             raise QEvictError(
-                f"{self.directory} is a run of another configuration; {', '.join(differing)} differ. Resume it with the "
-                "options it was started with, or choose another directory"
+                f"{self.directory} is a run of another configuration; {', '.join(differing)} differ. Resume it with "
+                "the options it was started with, or choose another directory"
             )
         return environments
 

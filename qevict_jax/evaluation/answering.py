@@ -1,0 +1,164 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy answers of many caches to the same prompts: a prompt is read once, each cache admits it and decodes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from qevict_jax.config import CacheConfig
+from qevict_jax.decoding import Compiled, Decoder
+from qevict_jax.evaluation.prompt_record import PromptRecord, Recorder, admit_record
+from qevict_jax.generate import Result, bucket, make_result, stop_rows
+from qevict_jax.models import LanguageModel
+from qevict_jax.models.steps import Program, prefill
+from qevict_jax.policies import Policy, make_policy, plan_cache
+from qevict_jax.sampling import Filters, Numbers, Sampling
+from qevict_jax.stop import StopWatch
+from qevict_jax.types import QEvictError
+
+
+@dataclass(frozen=True)
+class Question:
+    """One sample of a task, ready for a model.
+
+    Attributes:
+        task: name of the task, with the length if it has one.
+        index: number of the sample in its task.
+        tokens: the whole prompt, chat format and answer prefix included.
+        references: what a right answer holds.
+        max_new_tokens: the most tokens of an answer.
+        score: from an answer's text to named scores, each in 0 .. 1.
+        stop: texts that end an answer.
+        prompt_capacity: tokens that the prompt is padded to; None for the bucket of its length.
+    """
+
+    task: str
+    index: int
+    tokens: tuple[int, ...]
+    references: tuple[str, ...]
+    max_new_tokens: int
+    score: Callable[[str], Mapping[str, float]]
+    stop: tuple[str, ...] = ()
+    prompt_capacity: int | None = None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Static sizes of a batch: padded prompt tokens and the most new tokens."""
+
+    prompt: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        """Tokens of the full cache that budgets count against."""
+        return self.prompt + self.output
+
+
+def capacity_of(model: LanguageModel, question: Question, *, exact: bool = False) -> Capacity:
+    """The static sizes for one question.
+
+    Args:
+        model: its context is the limit.
+        question: the sample.
+        exact: no padding; then every new length compiles anew.
+
+    Raises:
+        QEvictError: the prompt and its answer are longer than the model's context.
+    """
+    length, output, context = len(question.tokens), question.max_new_tokens, model.config.max_position
+    if length < 1 or length + output > context:
+        raise QEvictError(
+            f"{question.task} {question.index}: {length} prompt tokens and {output} new ones do not fit the model's "
+            f"context of {context}"
+        )
+    padded = length if exact else question.prompt_capacity or min(bucket(length), context - output)
+    return Capacity(padded, output)
+
+
+class Answerer:
+    """Answers batches of questions of one capacity."""
+
+    def __init__(self, model: LanguageModel):
+        if model.tokenizer is None:
+            raise QEvictError("this model has no tokenizer, so it cannot answer in text")
+        self._model, self._tokenizer = model, model.tokenizer
+        self._eos = tuple(sorted(model.tokenizer.eos_ids))
+
+    def policy(self, config: CacheConfig, capacity: Capacity) -> Policy:
+        """The policy of a cache at a capacity.
+
+        Raises:
+            QEvictError: the budget is too small.
+        """
+        return make_policy(self._model.config.kv_shape(), config, capacity.total)
+
+    def read(self, questions: Sequence[Question], capacity: Capacity) -> tuple[Float[Array, "B V"], PromptRecord]:
+        """Reads prompts; logits after each, and what every cache admits."""
+        tokens = np.zeros((len(questions), capacity.prompt), np.int32)
+        for row, question in enumerate(questions):
+            tokens[row, : len(question.tokens)] = question.tokens
+        lengths = jnp.asarray([len(question.tokens) for question in questions], jnp.int32)
+        return _read(self._model.program, self._model.params, jnp.asarray(tokens), lengths, self._model.dtype)
+
+    def answer(
+        self,
+        questions: Sequence[Question],
+        capacity: Capacity,
+        policy: Policy,
+        logits: Float[Array, "B V"],
+        record: PromptRecord,
+    ) -> list[Result]:
+        """Greedy answers with one cache; the questions have the same stop texts."""
+        model, stops = self._model, questions[0].stop
+        greedy = Sampling()
+        decoder = Decoder(model.program, policy, Filters.of(greedy), self._eos, capacity.output)
+        compiled, numbers = Compiled(decoder), Numbers.of(greedy)
+        rows = len(questions)
+        cache = _admit(model.program, model.params, policy, record)
+        limit = jnp.full((rows,), capacity.output, jnp.int32)
+        state = compiled("begin", model.params, cache, logits, jnp.ones((rows,), bool), limit, numbers)
+        watches = [StopWatch(stops) for _ in questions]
+        if stops:
+            streams, seen = [self._tokenizer.stream() for _ in questions], [0] * rows
+            state = stop_rows(state, watches, streams, seen, frozenset(self._eos))
+            while bool(state.active.any()):
+                state = compiled("block", model.params, state, numbers)
+                state = stop_rows(state, watches, streams, seen, frozenset(self._eos))
+        else:
+            state = compiled("run", model.params, state, numbers)
+        return [
+            make_result(
+                compiled,
+                model,
+                state,
+                row,
+                prompt_tokens=len(question.tokens),
+                watch=watches[row] if stops else None,
+                time_to_first_token=0.0,
+                elapsed=0.0,
+            )
+            for row, question in enumerate(questions)
+        ]
+
+
+@partial(jax.jit, static_argnames=("program", "dtype"))
+def _read(
+    program: Program, params: nnx.State, tokens: Int[Array, "B S"], length: Int[Array, "B"], dtype: str
+) -> tuple[Float[Array, "B V"], PromptRecord]:
+    shape = program.config.kv_shape(dtype)
+    plan = plan_cache(shape, CacheConfig.full(dtype), tokens.shape[1])
+    return prefill(program, params, Recorder(plan, shape, heads=program.config.heads), tokens, length)
+
+
+@partial(jax.jit, static_argnames=("program", "policy"))
+def _admit(program: Program, params: nnx.State, policy: Policy, record: PromptRecord) -> Any:
+    return admit_record(policy, record, program.transform(program.bind(params)))

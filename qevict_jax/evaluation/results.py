@@ -1,0 +1,150 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Finished lines of runs, gathered into means per cache and task."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qevict_jax.config import POLICY_FIELDS
+from qevict_jax.evaluation.runs import line_key, read_configuration, read_lines
+from qevict_jax.types import QEvictError
+
+AGREEMENT, DIVERGENCE = "agreement", "divergence"
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over samples: how many there were, and the standard error of the mean (0 with one sample)."""
+
+    value: float
+    count: int
+    error: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Mean":
+        """The mean of some values."""
+        count = len(values)
+        mean = math.fsum(values) / count
+        variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1) if count > 1 else 0.0
+        return cls(mean, count, math.sqrt(variance / count))
+
+
+@dataclass(frozen=True)
+class CacheRow:
+    """One cache of a run: its label, its name without the budget, its budget (None if it has none), its settings."""
+
+    label: str
+    name: str
+    budget: float | None
+    config: dict[str, Any]
+
+    @property
+    def full(self) -> bool:
+        """The uncompressed reference."""
+        return self.config["policy"] == "full"
+
+    @property
+    def quantization(self) -> bool:
+        """Compared at its own operating point, since it reads no budget (paper, Appendix B.3)."""
+        return not self.full and "budget" not in POLICY_FIELDS.get(self.config["policy"], ("budget",))
+
+    @property
+    def ours(self) -> bool:
+        """QEvict, which is compared with both kinds."""
+        return self.config["policy"] == "qevict"
+
+
+@dataclass(frozen=True)
+class Results:
+    """One benchmark on one model, from one directory or several.
+
+    Attributes:
+        benchmark: "ruler", "longbench", "gsm8k" or "ablation".
+        model: as it was named.
+        directories: where the lines were.
+        what: what an ablation varies, else "".
+        caches: in the order of the runs.
+        tasks: in the order of the runs.
+        scores: by label, task and name of the score. `AGREEMENT` with the full cache (share of its tokens at the same
+            place) and `DIVERGENCE` (index of the first other token) are added wherever both answered.
+        memory: mean real bytes against a full cache of the same prompt and longest answer, by label and task.
+        incomplete: lines that are still missing.
+    """
+
+    benchmark: str
+    model: str
+    directories: tuple[Path, ...]
+    what: str
+    caches: tuple[CacheRow, ...]
+    tasks: tuple[str, ...]
+    scores: dict[tuple[str, str, str], Mean]
+    memory: dict[tuple[str, str], Mean]
+    incomplete: int
+
+    def cache_memory(self, label: str) -> float | None:
+        """Mean over the tasks, None if nothing is finished."""
+        values = [mean.value for (cache, _), mean in self.memory.items() if cache == label]
+        return math.fsum(values) / len(values) if values else None
+
+
+def gather(directories: Sequence[Path]) -> list[Results]:
+    """Results of run directories; runs of one benchmark on one model become one.
+
+    Raises:
+        QEvictError: no run, a damaged one, or two that answered different samples under the same name.
+    """
+    groups: dict[tuple, list[tuple[Path, dict]]] = defaultdict(list)
+    for directory in directories:
+        configuration = read_configuration(directory)
+        key = (configuration["benchmark"], configuration["model"], configuration.get("what", ""))
+        groups[key].append((directory, configuration))
+    return [_results(key, runs) for key, runs in groups.items()]
+
+
+def _results(key: tuple[str, str, str], runs: list[tuple[Path, dict]]) -> Results:
+    caches: dict[str, CacheRow] = {}
+    lines: dict[tuple, dict] = {}
+    expected = 0
+    for directory, configuration in runs:
+        for record in configuration["caches"]:
+            row = CacheRow(record["label"], record["name"], record["config"]["budget"], record["config"])
+            if caches.setdefault(row.label, row) != row:
+                raise QEvictError(f"{directory}: {row.label!r} has other settings than in another run given")
+        expected += configuration["expected"]
+        for line in read_lines(directory):
+            there = lines.setdefault(line_key(line), line)
+            if there is not line:
+                expected -= 1
+                if there.get("prompt_sha256") != line.get("prompt_sha256"):
+                    raise QEvictError(f"{directory}: {line['task']} has other samples than in another run given")
+    full = {row.label for row in caches.values() if row.full}
+    reference = {(task, index): line for (label, task, index), line in lines.items() if label in full}
+    scores: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    memory: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for (label, task, index), line in lines.items():
+        named = dict(line["scores"])
+        if label not in full and (task, index) in reference and "tokens" in line:
+            named |= _against(reference[task, index]["tokens"], line["tokens"])
+        for name, value in named.items():
+            scores[label, task, name].append(value)
+        memory[label, task].append(line["kv_ratio"])
+    return Results(
+        *key[:2],
+        tuple(directory for directory, _ in runs),
+        key[2],
+        tuple(caches.values()),
+        tuple(dict.fromkeys(line["task"] for line in lines.values())),
+        {name: Mean.of(values) for name, values in scores.items()},
+        {name: Mean.of(values) for name, values in memory.items()},
+        expected - len(lines),
+    )
+
+
+def _against(reference: Sequence[int], tokens: Sequence[int]) -> dict[str, float]:
+    same = [a == b for a, b in zip(reference, tokens, strict=False)]
+    first = same.index(False) if False in same else len(same)
+    return {AGREEMENT: sum(same) / len(reference), DIVERGENCE: float(first)}

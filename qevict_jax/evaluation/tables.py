@@ -1,0 +1,129 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Tables in Markdown and CSV: rows in groups, the best of a group in bold, the second best underlined."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from qevict_jax.evaluation.results import Mean
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of figures.
+
+    Attributes:
+        title: its head.
+        family: what stands above it and its neighbours, or "".
+        scale: figures are shown times this.
+        digits: after the point.
+        higher_is_better: None where nothing is better than anything.
+    """
+
+    title: str
+    family: str = ""
+    scale: float = 100.0
+    digits: int = 1
+    higher_is_better: bool | None = True
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: name, KV memory as a fraction of the full cache, figures (None for none), and whether it competes."""
+
+    name: str
+    memory: float | None
+    cells: tuple[Mean | None, ...]
+    competes: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of groups of rows."""
+
+    title: str
+    columns: tuple[Column, ...]
+    groups: list[tuple[str, list[Row]]] = field(default_factory=list)
+    first: str = "Method"
+    note: str = ""
+
+    def markdown(self) -> str:
+        """GitHub Markdown."""
+        heads = [self.first, "KV memory", *(_head(column) for column in self.columns)]
+        lines = [f"### {self.title}", "", _line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
+        for name, rows in self.groups:
+            if name:
+                lines.append(_line([f"*{name}*", *[""] * (len(heads) - 1)]))
+            ranks = [
+                _ranks(column, [row.cells[i] if row.competes else None for row in rows])
+                for i, column in enumerate(self.columns)
+            ]
+            for at, row in enumerate(rows):
+                cells = (
+                    _marked(column, cell, ranks[i][at])
+                    for i, (column, cell) in enumerate(zip(self.columns, row.cells, strict=True))
+                )
+                lines.append(_line([row.name, _percent(row.memory), *cells]))
+        return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
+
+    def csv(self) -> str:
+        """Plain figures: mean, standard error and number of samples of each column."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        heads = (f"{column.title}{what}" for column in self.columns for what in ("", " standard error", " samples"))
+        writer.writerow(["group", self.first, "KV memory", *heads])
+        for name, rows in self.groups:
+            for row in rows:
+                memory = "" if row.memory is None else f"{row.memory:.6f}"
+                writer.writerow([name, row.name, memory, *self._plain(row)])
+        return out.getvalue()
+
+    def _plain(self, row: Row) -> Iterator[str]:
+        for column, cell in zip(self.columns, row.cells, strict=True):
+            if cell is None:
+                yield from ("", "", "")
+            else:
+                yield from (f"{column.scale * cell.value:.6g}", f"{column.scale * cell.error:.3g}", str(cell.count))
+
+
+def mean_of(cells: Sequence[Mean | None]) -> Mean | None:
+    """The mean over tasks, each with the same weight; None unless all are there."""
+    there = [cell for cell in cells if cell is not None]
+    if not there or len(there) < len(cells):
+        return None
+    error = sum(cell.error**2 for cell in there) ** 0.5 / len(there)
+    return Mean(sum(cell.value for cell in there) / len(there), sum(cell.count for cell in there), error)
+
+
+def _head(column: Column) -> str:
+    return f"{column.family}<br>{column.title}" if column.family else column.title
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _shown(column: Column, cell: Mean) -> str:
+    return f"{column.scale * cell.value:.{column.digits}f}"
+
+
+def _ranks(column: Column, cells: Sequence[Mean | None]) -> list[int | None]:
+    """0 for the best distinct figure as shown, 1 for the second, else None; nothing is best of one."""
+    shown = [None if cell is None else float(_shown(column, cell)) for cell in cells]
+    if column.higher_is_better is None or sum(value is not None for value in shown) < 2:
+        return [None] * len(cells)
+    distinct = sorted({value for value in shown if value is not None}, reverse=column.higher_is_better)
+    return [None if value is None or value not in distinct[:2] else distinct.index(value) for value in shown]
+
+
+def _marked(column: Column, cell: Mean | None, rank: int | None) -> str:
+    if cell is None:
+        return ""
+    text = _shown(column, cell)
+    return {None: text, 0: f"**{text}**", 1: f"<u>{text}</u>"}[rank]
