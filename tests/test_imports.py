@@ -28,14 +28,14 @@ STAGES = [
     ["policies"],
     ["models"],
     ["sampling", "stop", "interrupts", "decoding", "token_stream", "generate", "session"],
-    ["evaluation"],
+    ["evaluation", "diagnostics"],
     ["cli"],
 ]
 STAGE = {name: stage for stage, names in enumerate(STAGES) for name in names}
 # who works with stored arrays or with their layout, or turns keys
 KERNEL_USERS = {
     "config", "quant", "cache", "plan", "windows", "event", "admission", "attention",
-    "policies", "models", "evaluation",
+    "policies", "models", "evaluation", "diagnostics",
 }  # fmt: skip
 NEVER = {"torch", "tensorflow"}  # the library runs without them
 TESTS_ONLY = {"transformers", "pytest", "chex", "hypothesis", "beartype", "tests"}
