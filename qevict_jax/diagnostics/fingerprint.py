@@ -20,7 +20,7 @@ def of_model(model: LanguageModel) -> str:
     for path, leaf in jax.tree_util.tree_leaves_with_path(model.params):
         leaf = np.ascontiguousarray(leaf)
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
-        digest.update(leaf.reshape(-1).view(np.uint8))
+        digest.update(leaf.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()[:_DIGITS]
 
 

@@ -142,7 +142,7 @@ def _measure_layer(
         result.policy.add(of_windows[:, head] == Tier.FULL, exists[:, head])
     window_score = windows_of(score.mean(axis=1), one.sink, one.window)
     if one.oracle_windows:
-        there = exists.any(axis=1)
+        there = np.asarray(exists.any(axis=1))
         result.oracle.add(top_windows(window_score, there, one.oracle_windows), there)
     if trace.window_mass is not None:
         members = of_windows[:, 0] == Tier.QUANTIZED

@@ -50,7 +50,8 @@ def expected():
 
 def test_masses_are_those_of_full_attention(made):
     weights = expected()[1]
-    np.testing.assert_allclose(made.prompt_mass[..., :PREFILL], weights[:, :, :PREFILL, :PREFILL].sum(axis=2), rtol=1e-4)
+    of_prompt = weights[:, :, :PREFILL, :PREFILL].sum(axis=2)
+    np.testing.assert_allclose(made.prompt_mass[..., :PREFILL], of_prompt, rtol=1e-4)
     assert not made.prompt_mass[..., PREFILL:].any()
     for layer in range(2):
         found = made.mass(layer)
