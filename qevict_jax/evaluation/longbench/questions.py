@@ -1,0 +1,154 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""LongBench's rows as questions for a model."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from qevict_jax.evaluation.answering import Question
+from qevict_jax.evaluation.longbench.tasks import TASKS, TaskRow
+from qevict_jax.evaluation.prompting import prompt_tokens, truncate_middle
+from qevict_jax.evaluation.provenance import read_source
+from qevict_jax.models.tokenizer import Tokenizer
+from qevict_jax.types import QEvictError
+
+
+def make_questions(
+    tokenizer: Tokenizer,
+    directory: Path,
+    tasks: Sequence[str],
+    *,
+    context: int,
+    chat: bool,
+    count: int | None = None,
+    longest: int | None = None,
+    prompts: Mapping[str, str] | None = None,
+) -> tuple[list[Question], dict[str, str]]:
+    """Questions of some tasks, and the SHA-256 of each file.
+
+    A prompt that is longer than the context leaves room for is cut in its middle, chat format and answer not counted in
+    what is cut.
+
+    Args:
+        tokenizer: the model's.
+        directory: holds ``TASK.jsonl``, as LongBench publishes them.
+        tasks: names of `TASKS`.
+        context: tokens of prompt and answer together.
+        chat: the model's chat format is used where the task has it.
+        count: the first so many rows of each task; None for all.
+        longest: leave out rows whose prompt would have to be cut to this many tokens; None cuts them instead.
+        prompts: other prompts by task, with ``{context}`` and ``{input}``.
+
+    Raises:
+        QEvictError: an unknown task, or a file that is missing or not of this form.
+    """
+    unknown = [name for name in tasks if name not in TASKS]
+    if unknown or not tasks:
+        raise QEvictError(f"LongBench has no task {', '.join(unknown) or '(none named)'}; there are {', '.join(TASKS)}")
+    if count is not None and count < 1:
+        raise QEvictError(f"{count} samples must be at least 1")
+    questions: list[Question] = []
+    hashes = {}
+    for name in tasks:
+        row = TASKS[name]
+        template = (prompts or {}).get(name, row.prompt)
+        rows, hashes[f"{name}.jsonl"] = read_rows(directory / f"{name}.jsonl")
+        made = 0
+        for index, content in enumerate(rows):
+            if made == count:
+                break
+            text = _fill(template, content)
+            whole = prompt_tokens(tokenizer, text, chat=chat and row.chat)
+            limit = context - row.max_new_tokens
+            if len(whole) > (limit if longest is None else min(limit, longest)):
+                if longest is not None:
+                    continue
+                whole = _cut(tokenizer, text, limit, chat=chat and row.chat)
+            questions.append(_question(name, index, row, whole, content))
+            made += 1
+        if not made:
+            raise QEvictError(f"{name}: no row has a prompt of at most {longest} tokens")
+    return questions, hashes
+
+
+def read_rows(file: Path) -> tuple[list[dict[str, Any]], str]:
+    """Rows with ``context``, ``input``, ``answers`` and ``all_classes``, and the SHA-256 of the file.
+
+    Raises:
+        QEvictError: there is no such file, or a line is not of this form.
+    """
+    if not file.is_file():
+        raise QEvictError(f"{file} is not there; LongBench's data.zip holds it (https://github.com/THUDM/LongBench)")
+    content, digest = read_source(file)
+    rows = []
+    # only line feeds end a row: texts hold other line separators
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not (isinstance(row["context"], str) and isinstance(row["input"], str) and row["answers"]):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise QEvictError(f"{file}, line {number}: not a row with context, input and answers") from None
+        rows.append(row)
+    return rows, digest
+
+
+def read_prompts(file: Path) -> dict[str, str]:
+    """Prompts by task from a JSON file, such as LongBench's ``dataset2prompt.json``.
+
+    Raises:
+        QEvictError: it is not a JSON object of texts, or one does not hold ``{context}``.
+    """
+    try:
+        content = json.loads(read_source(file)[0])
+    except ValueError as error:
+        raise error if isinstance(error, QEvictError) else QEvictError(f"{file} is not JSON: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(text, str) for text in content.values()):
+        raise QEvictError(f"{file} must hold a JSON object from task to prompt")
+    without = [name for name, text in content.items() if name in TASKS and "{context}" not in text]
+    if without:
+        raise QEvictError(f"{file}: {', '.join(without)} have no {{context}}")
+    return content
+
+
+def score(row: TaskRow, answers: Sequence[str], classes: Sequence[str], text: str) -> dict[str, float]:
+    """The best score over the references, after the rules of the task for what counts of an answer."""
+    if row.first_line:
+        text = text.lstrip("\n").split("\n")[0]
+    return {"score": max(row.metric(text, answer, classes) for answer in answers)}
+
+
+def _question(name: str, index: int, row: TaskRow, tokens: Sequence[int], content: Mapping[str, Any]) -> Question:
+    answers = tuple(str(answer) for answer in content["answers"])
+    classes = tuple(content.get("all_classes") or ())
+    return Question(
+        task=name,
+        index=index,
+        tokens=tuple(tokens),
+        references=answers,
+        max_new_tokens=row.max_new_tokens,
+        score=partial(score, row, answers, classes),
+    )
+
+
+def _fill(template: str, content: Mapping[str, Any]) -> str:
+    # in one pass: a context may hold "{input}" itself
+    before, _, after = template.partition("{context}")
+    return before.replace("{input}", content["input"]) + content["context"] + after.replace("{input}", content["input"])
+
+
+def _cut(tokenizer: Tokenizer, text: str, limit: int, *, chat: bool) -> list[int]:
+    """Cuts the middle of the text so that the whole prompt fits; decoding may give other tokens, so it is looked at."""
+    tokens = tokenizer.encode(text, add_bos=False)
+    room = limit - (len(prompt_tokens(tokenizer, "", chat=True)) if chat else 1)
+    while room > 0:
+        whole = prompt_tokens(tokenizer, tokenizer.decode(truncate_middle(tokens, room)), chat=chat)
+        if len(whole) <= limit:
+            return whole
+        room -= len(whole) - limit
+    raise QEvictError(f"a context of {limit} tokens has no room for the prompt")
