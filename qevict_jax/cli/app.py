@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from qevict_jax.cli import chat, convert, fidelity, generate, plan
+from qevict_jax.cli import ablation, chat, convert, fidelity, generate, gsm8k, longbench, plan, report_command, ruler
 from qevict_jax.types import QEvictError
 from qevict_jax.version import __version__
 
@@ -34,7 +34,12 @@ app.command("convert")(convert.run)
 app.command("plan")(plan.run)
 app.command("generate")(generate.run)
 app.command("chat")(chat.run)
+app.command("report")(report_command.run)
 evaluation.command("fidelity")(fidelity.run)
+evaluation.command("ruler")(ruler.run)
+evaluation.command("longbench")(longbench.run)
+evaluation.command("gsm8k")(gsm8k.run)
+evaluation.command("ablation")(ablation.run)
 
 
 def _print_version(asked: bool) -> bool:

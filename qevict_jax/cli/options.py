@@ -24,18 +24,18 @@ PRESETS = {"tuned": CacheConfig.tuned, "paper": CacheConfig.paper}
 
 def cache_options(command: Callable) -> Callable:
     """Gives a command ``--preset`` and an option per field of `CacheConfig`; it receives the record as ``cache``."""
-    return _with_record(command, "cache", _cache_parameters(), cache_config)
+    return with_record(command, "cache", _cache_parameters(), cache_config)
 
 
 def sweep_options(command: Callable) -> Callable:
     """The same without a budget; the command receives what was given as ``settings``, for `cache_config`."""
     options = [option for option in _cache_parameters() if option.name not in ("budget", "budget_bytes")]
-    return _with_record(command, "settings", options, lambda **given: _stated(given))
+    return with_record(command, "settings", options, lambda **given: _stated(given))
 
 
 def sampling_options(command: Callable) -> Callable:
     """Gives a command an option per field of `Sampling`; it receives the record as ``sampling``."""
-    return _with_record(command, "sampling", _parameters(Sampling), lambda **given: Sampling(**_stated(given)))
+    return with_record(command, "sampling", _parameters(Sampling), lambda **given: Sampling(**_stated(given)))
 
 
 def cache_config(preset: str = "tuned", **given: Any) -> CacheConfig:
@@ -87,7 +87,7 @@ def _parameter(name: str, kind: Any, default: Any, text: str, shown_default: str
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def _with_record(
+def with_record(
     command: Callable, argument: str, options: list[inspect.Parameter], build: Callable[..., Any]
 ) -> Callable:
     """The command with ``argument`` replaced by the options that it is built from."""

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GSM8K (arXiv:2110.14168) from its published files, with worked examples out of its training rows.
 
-Two usual protocols: ``cot`` writes "Q:", "A:" and "The answer is N." (arXiv:2201.11903; eight examples, whose published
-wording is not part of this library), ``qa`` keeps the rows as they are, with "Question:", "Answer:" and "#### N" (five).
+Two usual protocols: ``cot`` writes "Q:", "A:" and "The answer is N." (arXiv:2201.11903; eight examples, but not the
+published ones, which are not part of this library); ``qa`` keeps the rows as they are, with "Question:", "Answer:" and
+"#### N" (five examples).
 """
 
 import json
