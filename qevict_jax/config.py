@@ -15,12 +15,20 @@ from qevict_jax.types import QEvictError
 
 # What each policy reads of `CacheConfig` beside `SHARED_FIELDS`; a field that it does not read must keep its default.
 SHARED_FIELDS = ("policy", "kv_dtype", "implementation")
+_EVICTION = ("budget", "budget_bytes", "policy_options")
 POLICY_FIELDS = {
     "qevict": (
         *("budget", "budget_bytes", "window", "sink", "recent", "quant_fraction", "bits", "param_bits"),
         *("ranking", "prefill_scores", "residency", "accounting"),
     ),
     "full": (),
+    "streaming_llm": _EVICTION,
+    "h2o": _EVICTION,
+    "snapkv": _EVICTION,
+    "adakv": _EVICTION,
+    "criticalkv": _EVICTION,
+    "defensivekv": _EVICTION,
+    "layer_defensivekv": _EVICTION,
 }
 KV_DTYPES = ("bfloat16", "float16", "float32")
 PARAM_BITS = (16, 8)

@@ -14,15 +14,18 @@ from qevict_jax.quant import quantize_windows
 
 
 class KeyTransform(NamedTuple):
-    """What lies between a projected key and the key that attention sees.
+    """What lies between a projected key and the key that attention sees, and what becomes of a value after it.
 
     Attributes:
         inv_freq: RoPE frequencies ``[D/2]``, scaling applied.
         bias: bias of the key projection ``[L, K, D]``, None if the model has none.
+        output: kernels of the output projection ``[L, H*D, E]``, for policies that weigh values by it; the parameters
+            themselves, so that it costs nothing.
     """
 
     inv_freq: Float[Array, "halfD"]
     bias: Float[Array, "L K D"] | None
+    output: Float[Array, "L H_D E"] | None = None
 
 
 def quantize(

@@ -24,7 +24,7 @@ STAGES = [
     ["routing"],
     ["windows"],
     ["event", "admission"],
-    ["attention"],
+    ["attention", "token_scores", "token_selection", "value_norms"],
     ["policies"],
     ["models"],
     ["sampling", "stop", "interrupts", "decoding", "token_stream", "generate", "session"],

@@ -43,11 +43,11 @@ class Program:
         return nnx.merge(self.graph, params)
 
     def transform(self, model: Transformer) -> KeyTransform:
-        """RoPE frequencies and key bias."""
+        """RoPE frequencies, key bias and output projection."""
         bias = model.blocks.attn.k.bias
         if bias is not None:
             bias = bias[...].reshape(self.config.layers, self.config.kv_heads, self.config.head_dim)
-        return KeyTransform(jnp.asarray(inverse_frequencies(self.config)), bias)
+        return KeyTransform(jnp.asarray(inverse_frequencies(self.config)), bias, model.blocks.attn.o.kernel[...])
 
 
 def prefill(

@@ -10,6 +10,7 @@ import jax
 
 from qevict_jax.config import CacheConfig
 from qevict_jax.plan import CachePlan, plan_tiers
+from qevict_jax.policies import adakv, criticalkv, defensivekv, h2o, snapkv, streaming_llm
 from qevict_jax.policies.base import Policy as Policy
 from qevict_jax.policies.base import Prompt as Prompt
 from qevict_jax.policies.full import Full, plan_full
@@ -41,6 +42,13 @@ def _plan_qevict(shape: KVShape, config: CacheConfig, options: NoOptions, total_
 POLICIES = {
     "qevict": Row(NoOptions, _plan_qevict, lambda plan, shape, options: QEvict(plan)),
     "full": Row(NoOptions, plan_full, lambda plan, shape, options: Full(plan, shape)),
+    "streaming_llm": Row(streaming_llm.Options, streaming_llm.plan_streaming_llm, streaming_llm.make_streaming_llm),
+    "h2o": Row(h2o.Options, h2o.plan_h2o, h2o.make_h2o),
+    "snapkv": Row(snapkv.Options, snapkv.plan_snapkv, snapkv.make_snapkv),
+    "adakv": Row(adakv.Options, adakv.plan_adakv, adakv.make_adakv),
+    "criticalkv": Row(criticalkv.Options, criticalkv.plan_criticalkv, criticalkv.make_criticalkv),
+    "defensivekv": Row(defensivekv.Options, defensivekv.plan_defensivekv, defensivekv.make_defensivekv),
+    "layer_defensivekv": Row(defensivekv.LayerOptions, defensivekv.plan_defensivekv, defensivekv.make_defensivekv),
 }
 
 
