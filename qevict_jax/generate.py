@@ -153,8 +153,7 @@ class _Run:
             )
         size, capacity = longest, max_new_tokens
         if buckets:
-            capacity = min(-(-capacity // _OUTPUT_BUCKET) * _OUTPUT_BUCKET, context - longest)
-            size = min(bucket(longest), context - capacity)
+            size, capacity = padded_sizes(longest, max_new_tokens, context)
         shape = model.config.kv_shape()
         self.policy = make_policy(shape, cache or CacheConfig(), size + capacity)
         self.eos = frozenset() if model.tokenizer is None else model.tokenizer.eos_ids
@@ -279,6 +278,12 @@ class stream:
         tokens = TokenStream(run.compiled, run.model, run.numbers, self._watch)
         yield from tokens.pieces(run.start())
         self.result = run.result(tokens.state, 0, tokens.elapsed, [self._watch])
+
+
+def padded_sizes(longest: int, max_new_tokens: int, context: int) -> tuple[int, int]:
+    """Prompt and output tokens that a batch is padded to; together within the model's context."""
+    capacity = min(-(-max_new_tokens // _OUTPUT_BUCKET) * _OUTPUT_BUCKET, context - longest)
+    return min(bucket(longest), context - capacity), capacity
 
 
 def bucket(length: int) -> int:

@@ -7,7 +7,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from qevict_jax.cli import ablation, chat, convert, fidelity, generate, gsm8k, longbench, plan, report_command, ruler
+from qevict_jax.cli import (
+    ablation,
+    chat,
+    convert,
+    fidelity,
+    generate,
+    gsm8k,
+    harness,
+    longbench,
+    plan,
+    report_command,
+    ruler,
+)
 from qevict_jax.types import QEvictError
 from qevict_jax.version import __version__
 
@@ -40,6 +52,7 @@ evaluation.command("ruler")(ruler.run)
 evaluation.command("longbench")(longbench.run)
 evaluation.command("gsm8k")(gsm8k.run)
 evaluation.command("ablation")(ablation.run)
+evaluation.command("harness", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(harness.run)
 
 
 def _print_version(asked: bool) -> bool:

@@ -98,7 +98,11 @@ def check_caches(answerer: Answerer, capacities: set[Capacity], caches: Sequence
 
 
 def answer_line(cache: Cache, question: Question, result: Result, capacity: Capacity) -> dict:
-    """A finished line: ``kv_ratio`` is real bytes against a full cache of this prompt and its longest answer."""
+    """A finished line.
+
+    ``kv_ratio`` is real bytes against a full cache of the same capacity, ``own_ratio`` against one of just this prompt
+    and its longest answer, without padding.
+    """
     own = result.full_kv_bytes // capacity.total * (result.prompt_tokens + question.max_new_tokens)
     return {
         "cache": cache.label,
@@ -113,5 +117,6 @@ def answer_line(cache: Cache, question: Question, result: Result, capacity: Capa
         "prompt_sha256": token_hash(question.tokens),
         "kv_bytes": result.kv_bytes,
         "full_kv_bytes": result.full_kv_bytes,
-        "kv_ratio": result.kv_bytes / own,
+        "kv_ratio": result.ratio_allocated,
+        "own_ratio": result.kv_bytes / own,
     }

@@ -171,7 +171,7 @@ def _note(result: Results) -> str:
     missing = f" **{result.incomplete:,} answers are still missing.**" if result.incomplete else ""
     return (
         f"{samples} samples a figure; bold and underlined are the best and second best of a group. KV memory is what "
-        f"the arrays really take, against a full cache of the same prompt and longest answer.{missing}"
+        f"the arrays really take, against a full cache of the same capacity.{missing}"
     )
 
 

@@ -71,7 +71,7 @@ class Results:
         tasks: in the order of the runs.
         scores: by label, task and name of the score. `AGREEMENT` with the full cache (share of its tokens at the same
             place) and `DIVERGENCE` (index of the first other token) are added wherever both answered.
-        memory: mean real bytes against a full cache of the same prompt and longest answer, by label and task.
+        memory: mean real bytes against a full cache of the same capacity, by label and task.
         incomplete: lines that are still missing.
     """
 
