@@ -1,9 +1,8 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""Short names of models and texts that change whenever they do."""
+"""A short name of a model that changes whenever any of its numbers does."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import jax
@@ -22,8 +21,3 @@ def of_model(model: LanguageModel) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.dtype} {leaf.shape}".encode())
         digest.update(leaf.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()[:_DIGITS]
-
-
-def of_tokens(token_ids: Sequence[int]) -> str:
-    """Hexadecimal digest of token ids."""
-    return hashlib.sha256(np.asarray(token_ids, "<i8").tobytes()).hexdigest()[:_DIGITS]

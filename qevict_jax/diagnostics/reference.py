@@ -26,6 +26,7 @@ from tqdm import tqdm
 from qevict_jax.config import CacheConfig
 from qevict_jax.diagnostics import fingerprint
 from qevict_jax.diagnostics.full_attention import FullAttention, ProbedCache
+from qevict_jax.evaluation.provenance import token_hash
 from qevict_jax.models import LanguageModel
 from qevict_jax.models.steps import prefill, step_logits
 from qevict_jax.policies import plan_cache
@@ -42,7 +43,7 @@ class ReferenceSettings:
 
     Attributes:
         model: `fingerprint.of_model`.
-        text: `fingerprint.of_tokens` of the ``prefill + steps + 1`` tokens.
+        text: `provenance.token_hash` of the ``prefill + steps + 1`` tokens.
         prefill: tokens of the prompt.
         steps: N, tokens fed after it.
         every: decode steps whose attention is added up in the file; events lie on multiples of it.
@@ -97,7 +98,13 @@ class Reference:
 
 
 def settings_of(
-    model: LanguageModel, tokens: Sequence[int], *, prefill: int, steps: int, every: int = 1, kv_dtype: str = "bfloat16"
+    model: LanguageModel,
+    tokens: Sequence[int] | Int[np.ndarray, "size"],
+    *,
+    prefill: int,
+    steps: int,
+    every: int = 1,
+    kv_dtype: str = "bfloat16",
 ) -> ReferenceSettings:
     """Settings of a reference run.
 
@@ -124,13 +131,13 @@ def settings_of(
         raise QEvictError(
             f"prefill={prefill} and steps={steps} exceed the model's context of {model.config.max_position} tokens"
         )
-    used = fingerprint.of_tokens(tokens[: prefill + steps + 1])
+    used = token_hash(map(int, tokens[: prefill + steps + 1]))
     return ReferenceSettings(fingerprint.of_model(model), used, prefill, steps, every, kv_dtype)
 
 
 def reference(
     model: LanguageModel,
-    tokens: Sequence[int],
+    tokens: Sequence[int] | Int[np.ndarray, "size"],
     path: str | Path,
     settings: ReferenceSettings,
     *,

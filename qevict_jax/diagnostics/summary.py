@@ -102,9 +102,9 @@ def summarize(articles: Sequence[Measures]) -> Summary:
 
 
 def per_trace(articles: Sequence[Measures], values: Callable[[Measures], list]) -> Float[np.ndarray, "traces"]:
-    """A metric's mean over events and heads in each trace, where it has a value at all."""
+    """A metric's mean over events and heads in each trace, NaN where it has no value at all."""
     layers = [np.asarray(layer, np.float64) for article in articles for layer in values(article)]
-    return np.array([np.nanmean(layer) for layer in layers if not np.isnan(layer).all()])
+    return np.array([float("nan") if np.isnan(layer).all() else np.nanmean(layer) for layer in layers])
 
 
 def by_layer_and_head(articles: Sequence[Measures], values: Callable[[Measures], list]) -> Float[np.ndarray, "L heads"]:
@@ -123,7 +123,8 @@ def _over_events(layer: np.ndarray) -> np.ndarray:
 
 
 def estimate(values: Float[np.ndarray, "traces"]) -> Estimate:
-    """Mean and spread of the values of traces."""
+    """Mean and spread of the values of traces; those without a value are left out."""
+    values = values[~np.isnan(values)]
     if not len(values):
         return Estimate(float("nan"), float("nan"), 0)
     return Estimate(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values))
