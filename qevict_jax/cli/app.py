@@ -11,6 +11,7 @@ from qevict_jax.cli import (
     ablation,
     chat,
     convert,
+    diagnose,
     fidelity,
     generate,
     gsm8k,
@@ -46,6 +47,7 @@ app.command("convert")(convert.run)
 app.command("plan")(plan.run)
 app.command("generate")(generate.run)
 app.command("chat")(chat.run)
+app.command("diagnose")(diagnose.run)
 app.command("report")(report_command.run)
 evaluation.command("fidelity")(fidelity.run)
 evaluation.command("ruler")(ruler.run)
