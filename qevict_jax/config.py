@@ -29,6 +29,9 @@ POLICY_FIELDS = {
     "criticalkv": _EVICTION,
     "defensivekv": _EVICTION,
     "layer_defensivekv": _EVICTION,
+    "kivi": ("policy_options",),
+    "kvquant": ("policy_options",),
+    "zipcache": ("policy_options",),
 }
 KV_DTYPES = ("bfloat16", "float16", "float32")
 PARAM_BITS = (16, 8)

@@ -24,17 +24,19 @@ STAGES = [
     ["routing"],
     ["windows"],
     ["event", "admission"],
-    ["attention", "token_scores", "token_selection", "value_norms"],
+    ["quantizers"],
+    ["attention", "coded_attention", "token_scores", "token_selection", "value_norms"],
     ["policies"],
     ["models"],
-    ["sampling", "stop", "interrupts", "decoding", "token_stream", "generate", "session"],
+    ["rows", "sampling", "stop", "interrupts", "decoding"],
+    ["engine", "token_stream", "generate", "session"],
     ["evaluation", "diagnostics"],
     ["cli"],
 ]
 STAGE = {name: stage for stage, names in enumerate(STAGES) for name in names}
 # who works with stored arrays or with their layout, or turns keys
 KERNEL_USERS = {
-    "config", "quant", "cache", "plan", "windows", "event", "admission", "attention",
+    "config", "quant", "cache", "plan", "windows", "event", "admission", "attention", "quantizers", "coded_attention",
     "policies", "models", "evaluation", "diagnostics",
 }  # fmt: skip
 NEVER = {"torch", "tensorflow"}  # the library runs without them

@@ -10,7 +10,7 @@ import jax
 
 from qevict_jax.config import CacheConfig
 from qevict_jax.plan import CachePlan, plan_tiers
-from qevict_jax.policies import adakv, criticalkv, defensivekv, h2o, snapkv, streaming_llm
+from qevict_jax.policies import adakv, criticalkv, defensivekv, h2o, kivi, kvquant, snapkv, streaming_llm, zipcache
 from qevict_jax.policies.base import Policy as Policy
 from qevict_jax.policies.base import Prompt as Prompt
 from qevict_jax.policies.full import Full, plan_full
@@ -49,6 +49,9 @@ POLICIES = {
     "criticalkv": Row(criticalkv.Options, criticalkv.plan_criticalkv, criticalkv.make_criticalkv),
     "defensivekv": Row(defensivekv.Options, defensivekv.plan_defensivekv, defensivekv.make_defensivekv),
     "layer_defensivekv": Row(defensivekv.LayerOptions, defensivekv.plan_defensivekv, defensivekv.make_defensivekv),
+    "kivi": Row(kivi.Options, kivi.plan_kivi, kivi.make_kivi),
+    "kvquant": Row(kvquant.Options, kvquant.plan_kvquant, kvquant.make_kvquant),
+    "zipcache": Row(zipcache.Options, zipcache.plan_zipcache, zipcache.make_zipcache),
 }
 
 

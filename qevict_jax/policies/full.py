@@ -95,3 +95,9 @@ class Full:
 def merge_kv(k: Float[Array, "*n K D"], v: Float[Array, "*n K D"]) -> Float[Array, "*n K_2_D"]:
     """One row per token: key then value of each head."""
     return jnp.stack([k, v], axis=-2).reshape(*k.shape[:-2], -1)
+
+
+def split_kv(tokens: Float[Array, "*n K_2_D"], kv_heads: int) -> tuple[Float[Array, "*n K D"], Float[Array, "*n K D"]]:
+    """Keys and values of rows that `merge_kv` made."""
+    apart = tokens.reshape(*tokens.shape[:-1], kv_heads, 2, -1)
+    return apart[..., 0, :], apart[..., 1, :]

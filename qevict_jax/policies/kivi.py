@@ -1,0 +1,285 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""KIVI (Liu et al., arXiv:2402.02750): every token is kept, old ones as codes of 2 or 4 bits, new ones in full.
+
+Keys are quantized after RoPE, per channel over groups of g tokens; values per token, over groups of g channels
+(`quantizers.grouped`). Codes are written once.
+
+Points of the paper: ``bits=2, group_size=32, residual=128`` (its LongBench tables, the default here, called KIVI-2);
+``residual=32`` (its GSM8K example); ``group_size=128, residual=128`` (the defaults of the original's code). Its
+authors recommend 4 bits for models with grouped queries.
+
+Deviations from the original code (github.com/jy-yuan/KIVI):
+
+- It keeps the last ``T mod R`` keys of a prompt in full precision, which may be none, and quantizes R keys at once
+  when as many have gathered; of values it always keeps the last R. Here keys and values age together, one group at a
+  time: after every event between R - g and R - 1 tokens are in full precision, whatever the length of the prompt, and
+  up to 8 more until the next event. A row shorter than R is not quantized at all.
+- A range of zero does not divide by zero; scales and offsets are float16 whatever the model's dtype.
+- Where g does not divide head_dim, or is larger, the last group of channels is smaller.
+- Rows of a batch have lengths of their own, and share no group.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, no_type_check
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
+
+from pallas_kernels.float_bits import from_bits, stored_dtype, to_bits
+from pallas_kernels.layer_slice import layer_slice
+from pallas_kernels.packing import BITS
+from qevict_jax.cache import nbytes
+from qevict_jax.checks import check_integer, check_one_of
+from qevict_jax.coded_attention import NOWHERE, coded_attention
+from qevict_jax.config import CacheConfig
+from qevict_jax.plan import CachePlan
+from qevict_jax.policies.base import Prompt, Tier
+from qevict_jax.policies.full import merge_kv, split_kv
+from qevict_jax.policies.recent_ring import append, fill_ring, ring_positions
+from qevict_jax.quantizers.code_rows import row_planes
+from qevict_jax.quantizers.grouped import (
+    GroupedTokens,
+    channel_groups,
+    decode_group_head,
+    quantize_groups,
+    split_groups,
+)
+from qevict_jax.types import KVShape, QEvictError
+from qevict_jax.windows import KeyTransform
+
+_EVENT_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """Parameters of KIVI.
+
+    Attributes:
+        bits: bits of a code.
+        group_size: g, tokens of a key group and channels of a value group.
+        residual: R, a multiple of g: no more than R - 1 tokens are in full precision after an event.
+    """
+
+    bits: int = 2
+    group_size: int = 32
+    residual: int = 128
+
+    def __post_init__(self) -> None:
+        check_one_of("bits", self.bits, BITS)
+        check_integer("group_size", self.group_size, 1)
+        check_integer("residual", self.residual, 1)
+        if self.residual % self.group_size:
+            raise QEvictError(f"residual={self.residual} must be a multiple of group_size={self.group_size}")
+
+
+@dataclass(frozen=True)
+class KiviLayout:
+    """Static numbers of a cache.
+
+    Attributes:
+        shape: layers, heads, head_dim and dtype.
+        options: parameters.
+        ring: slots for tokens in full precision.
+        groups: key groups there is room for.
+    """
+
+    shape: KVShape
+    options: Options
+    ring: int
+    groups: int
+
+    @property
+    def event_steps(self) -> int:
+        """Decode steps between events; at most one group becomes ready in that time."""
+        return min(_EVENT_STEPS, self.options.group_size)
+
+    def ready(self, length: Int[Array, "B"]) -> Int[Array, "B"]:
+        """Groups of a row of this length that should be codes."""
+        keep = self.options.residual - self.options.group_size
+        return jnp.maximum(0, (length - keep) // self.options.group_size)
+
+
+@no_type_check  # a pytree also holds shapes, specs and NumPy arrays
+@struct.dataclass
+class KiviCache:
+    """Group j holds positions ``j*g .. j*g + g - 1``, in code slots of the same numbers.
+
+    Attributes:
+        ring: ``[L, B, ring, K*2*D]`` (`policies.recent_ring`).
+        codes: ``[L, B, ...]``, or None if no group can ever age.
+        length: n, tokens seen by each row.
+        aged: groups of each row that are codes.
+    """
+
+    ring: Shaped[Array, "L B ring K_2_D"]
+    codes: GroupedTokens | None
+    length: Int[Array, "B"]
+    aged: Int[Array, "B"]
+
+
+def abstract_cache(layout: KiviLayout, batch: int) -> KiviCache:
+    """The cache as shapes and dtypes."""
+    shape, options = layout.shape, layout.options
+    heads, head_dim = shape.kv_heads, shape.head_dim
+
+    def array(dtype: Any, *axes: int) -> Any:
+        return jax.ShapeDtypeStruct((shape.layers, batch, *axes), dtype)
+
+    codes = None
+    if layout.groups:
+        slots = layout.groups * options.group_size
+        codes = GroupedTokens(
+            codes=tuple(array(dtype, slots, heads * 2 * words) for words, dtype in row_planes(options.bits, head_dim)),
+            key_params=array(jnp.uint16, layout.groups, 2 * heads * head_dim),
+            value_params=array(jnp.uint16, slots, 2 * heads * channel_groups(options.group_size, head_dim)),
+        )
+    per_row: Any = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    ring = array(stored_dtype(shape.dtype), layout.ring, heads * 2 * head_dim)
+    return KiviCache(ring, codes, per_row, per_row)
+
+
+def plan_kivi(shape: KVShape, config: CacheConfig, options: Options, total_len: int, multiple: int) -> CachePlan:
+    """Room for ``total_len`` tokens; the operating point decides the bytes."""
+    groups = max(0, (total_len - options.residual) // options.group_size + 1)
+    ring = min(total_len, options.residual + min(_EVENT_STEPS, options.group_size))
+    layout = KiviLayout(shape, options, -(-ring // multiple) * multiple, groups)
+    cache = abstract_cache(layout, 1)
+    codes = cache.codes
+    parts = (
+        ("ring", nbytes(cache.ring)),
+        ("codes", nbytes(codes.codes) if codes else 0),
+        ("key parameters", nbytes(codes.key_params) if codes else 0),
+        ("value parameters", nbytes(codes.value_params) if codes else 0),
+        ("length", nbytes((cache.length, cache.aged))),
+    )
+    capacities = (("ring of recent tokens", layout.ring), (f"INT{options.bits} tokens", groups * options.group_size))
+    full_bytes = shape.bytes_per_token * total_len
+    return CachePlan(config, total_len, layout, nbytes(cache), full_bytes, parts, capacities)
+
+
+def make_kivi(plan: CachePlan, shape: KVShape, options: Options) -> "Kivi":
+    """The policy of a plan."""
+    return Kivi(plan)
+
+
+@dataclass(frozen=True)
+class Kivi:
+    """KIVI behind the policy interface."""
+
+    plan: CachePlan
+
+    @property
+    def layout(self) -> KiviLayout:
+        """Static numbers."""
+        return self.plan.layout
+
+    @property
+    def event_steps(self) -> int:
+        """Decode steps between events."""
+        return self.layout.event_steps
+
+    def init(self, batch: int) -> KiviCache:
+        """An empty cache."""
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), abstract_cache(self.layout, batch))
+
+    def admit(self, cache: KiviCache, layer: Int[Array, ""], prompt: Prompt, transform: KeyTransform) -> KiviCache:
+        """Quantizes the prompt's groups that have aged and puts the rest into the ring."""
+        layout, group = self.layout, self.layout.options.group_size
+        aged = layout.ready(prompt.length)
+        tokens = merge_kv(prompt.k, prompt.v)
+        recent = fill_ring(tokens, aged * group, prompt.length, layout.ring)
+        ring = cache.ring.at[layer].set(to_bits(recent, layout.shape.dtype))
+        count = min(layout.groups, max(0, prompt.k.shape[1] - layout.options.residual + group) // group)
+        codes = cache.codes
+        if count:
+            there = (jnp.arange(count) < aged[:, None])[..., None, None, None]
+            keys, values = (
+                jnp.where(there, x[:, : count * group].reshape(x.shape[0], count, group, *x.shape[2:]), 0)
+                for x in (prompt.k, prompt.v)
+            )
+            made = quantize_groups(keys, values, layout.options.bits)
+            codes = jax.tree.map(lambda stack, new: stack.at[layer, :, : new.shape[1]].set(new), codes, made)
+        return replace(cache, ring=ring, codes=codes)
+
+    def admitted(self, cache: KiviCache, length: Int[Array, "B"]) -> KiviCache:
+        """Sets the lengths."""
+        return replace(cache, length=length, aged=self.layout.ready(length))
+
+    def attend(
+        self,
+        cache: KiviCache,
+        layer: Int[Array, ""],
+        q: Float[Array, "B T H D"],
+        tokens: Float[Array, "B T K_2_D"],
+        valid: Bool[Array, "B T"],
+        transform: KeyTransform,
+    ) -> tuple[KiviCache, Float[Array, "B T H D"], None]:
+        """Appends to the ring and attends to everything."""
+        layout = self.layout
+        shape, options = layout.shape, layout.options
+        positions = cache.length[:, None] + jnp.arange(valid.shape[1], dtype=jnp.int32)
+        cache = replace(cache, ring=append(cache.ring, layer, tokens, positions, valid, shape.dtype))
+        first = cache.aged * options.group_size
+        heads = None
+        if cache.codes is not None:
+            heads = split_groups(jax.tree.map(lambda x: layer_slice(x, layer), cache.codes), shape.kv_heads)
+        slots = jnp.arange(layout.groups * options.group_size, dtype=jnp.int32)
+        out, _ = coded_attention(
+            q,
+            positions,
+            valid,
+            coded=heads,
+            coded_positions=jnp.where(slots < first[:, None], slots, NOWHERE),
+            decode=lambda head: decode_group_head(head, options.bits, options.group_size),
+            plain=layer_slice(cache.ring, layer),
+            plain_positions=ring_positions(first, layout.ring),
+            kv_heads=shape.kv_heads,
+            kv_dtype=shape.dtype,
+        )
+        return cache, out, None
+
+    def observe(self, cache: KiviCache, seen: None, count: Int[Array, "B"]) -> KiviCache:
+        """Advances the lengths."""
+        return replace(cache, length=cache.length + count)
+
+    def route(self, cache: KiviCache, transform: KeyTransform) -> KiviCache:
+        """Quantizes the oldest group of every row that has one to spare."""
+        if cache.codes is None:
+            return cache
+        layout, group = self.layout, self.layout.options.group_size
+        due = layout.ready(cache.length) > cache.aged
+        within = jnp.arange(group, dtype=jnp.int32)
+        positions = cache.aged[:, None] * group + within
+        batch = jnp.arange(due.shape[0])
+
+        def one_layer(layer: Array, codes: GroupedTokens) -> GroupedTokens:
+            tokens = from_bits(cache.ring[layer, batch[:, None], positions % layout.ring], layout.shape.dtype)
+            keys, values = split_kv(tokens, layout.shape.kv_heads)
+            made = quantize_groups(keys[:, None], values[:, None], layout.options.bits)
+            at_group = jnp.where(due, cache.aged, layout.groups)
+            at_token = jnp.where(due[:, None], positions, layout.groups * group)
+            return GroupedTokens(
+                codes=tuple(
+                    stack.at[layer, batch[:, None], at_token].set(new, mode="drop")
+                    for stack, new in zip(codes.codes, made.codes, strict=True)
+                ),
+                key_params=codes.key_params.at[layer, batch, at_group].set(made.key_params[:, 0], mode="drop"),
+                value_params=codes.value_params.at[layer, batch[:, None], at_token].set(made.value_params, mode="drop"),
+            )
+
+        # no row is due at most events: then there are no layers to go through
+        layers = jnp.where(due.any(), layout.shape.layers, 0)
+        codes = lax.fori_loop(0, layers, one_layer, cache.codes)
+        return replace(cache, codes=codes, aged=cache.aged + due.astype(jnp.int32))
+
+    def placement(self, cache: KiviCache) -> Int8[Array, "L B 1 S"]:
+        """Codes up to the ring, recent tokens in it."""
+        position = jnp.arange(self.plan.total_len)
+        group = self.layout.options.group_size
+        tier = jnp.where(position < cache.aged[:, None] * group, jnp.int8(Tier.QUANTIZED), jnp.int8(Tier.RECENT))
+        tier = jnp.where(position < cache.length[:, None], tier, jnp.int8(Tier.UNSEEN))
+        return jnp.broadcast_to(tier[None, :, None], (self.layout.shape.layers, tier.shape[0], 1, tier.shape[1]))

@@ -1,0 +1,108 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""What KVQuant learns about a model before it can run, as a file beside the checkpoint."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from pallas_kernels.packing import BITS
+from qevict_jax.types import KVShape, QEvictError
+
+FILE = "kvquant.safetensors"
+VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Ranges and codebooks of every layer, float32. Two are equal if their numbers are, so it may be static to jit.
+
+    Attributes:
+        key_range: ``[2, L, K, D]`` lowest and highest key of each channel, outliers left out, before RoPE and bias.
+        key_poles: for each code width its codebook, ``[L, 2**bits]`` ascending in -1 .. 1.
+        value_poles: the same of values.
+        outliers: share of the numbers that the ranges leave out.
+        fingerprint: ``[2, L]`` root mean square of the kernels of the key and value projections.
+        facts: how it was made.
+    """
+
+    key_range: np.ndarray
+    key_poles: dict[int, np.ndarray]
+    value_poles: dict[int, np.ndarray]
+    outliers: float
+    fingerprint: np.ndarray
+    facts: dict[str, str | int | float]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All arrays by the name they have in the file."""
+        poles = {f"key_poles_{bits}": x for bits, x in self.key_poles.items()}
+        poles |= {f"value_poles_{bits}": x for bits, x in self.value_poles.items()}
+        return {"key_range": self.key_range, "fingerprint": self.fingerprint, **poles}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the arrays."""
+        content = hashlib.sha256()
+        for name, x in sorted(self.arrays().items()):
+            content.update(name.encode() + np.ascontiguousarray(x).tobytes())
+        return content.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Calibration) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def save(self, path: Path) -> None:
+        """Writes the file; an old one is there until the new one is whole."""
+        facts = {"format": "qevict_jax.kvquant", "version": VERSION, "outliers": self.outliers, **self.facts}
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            save_file(self.arrays(), part, metadata={"calibration": json.dumps(facts)})
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def load_calibration(path: str | Path, shape: KVShape) -> Calibration:
+    """Reads what ``qevict calibrate`` wrote.
+
+    Args:
+        path: the file.
+        shape: of the model that it is for.
+
+    Raises:
+        QEvictError: no such file, not one of these, or one of a model of another shape.
+    """
+    if not Path(path).is_file():
+        raise QEvictError(
+            f"there is no {path}: kvquant needs calibrated ranges and codebooks; run `qevict calibrate MODEL`"
+        )
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            facts = json.loads((file.metadata() or {}).get("calibration", "{}"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, ValueError) as error:
+        raise QEvictError(f"{path} is no calibration: {error}; run `qevict calibrate MODEL` again") from None
+    if facts.pop("format", None) != "qevict_jax.kvquant" or facts.pop("version", None) != VERSION:
+        raise QEvictError(f"{path} is no calibration of version {VERSION}; run `qevict calibrate MODEL` again")
+    wanted = (2, shape.layers, shape.kv_heads, shape.head_dim)
+    if arrays["key_range"].shape != wanted:
+        found = arrays["key_range"].shape[1:]
+        raise QEvictError(
+            f"{path} is of a model with [layers, KV heads, head_dim] {list(found)}, not {list(wanted[1:])}"
+        )
+    return Calibration(
+        key_range=arrays["key_range"],
+        key_poles={bits: arrays[f"key_poles_{bits}"] for bits in BITS},
+        value_poles={bits: arrays[f"value_poles_{bits}"] for bits in BITS},
+        outliers=facts.pop("outliers"),
+        fingerprint=arrays["fingerprint"],
+        facts=facts,
+    )
