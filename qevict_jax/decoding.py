@@ -3,15 +3,15 @@
 """The compiled programs of generation, all built from one decode step and one routing event.
 
 `read` takes prompts in and `begin` draws the first tokens; `run` decodes to the end under one `lax.while_loop`;
-`block` is its body, used from Python where stop strings must be looked at; `token` and `event` are the same step and
-event one
-by one, for streaming; `feed` takes given tokens, for a chat turn.
+`block` is its body, used from Python where stop strings must be looked at or rows come and go; `token` and `event` are
+the same step and event one by one, for streaming; `feed` takes given tokens, for a chat turn; `insert` and `release`
+let a row join and leave a running batch. `qevict_jax.engine` calls them.
 """
 
 import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qevict_jax.models import steps
 from qevict_jax.policies import Policy
+from qevict_jax.rows import put_row, row_axes
 from qevict_jax.sampling import Filters, Numbers, Sampling, sample
 
 
@@ -46,6 +47,13 @@ class DecodeState:
     count: Int[Array, "B"]
     active: Bool[Array, "B"]
     limit: Int[Array, "B"]
+
+
+class Rows(NamedTuple):
+    """Rows that decode: a running batch, or some that may join one."""
+
+    state: DecodeState
+    numbers: Numbers
 
 
 @dataclass(frozen=True)
@@ -84,20 +92,25 @@ class Decoder:
         numbers: Numbers,
     ) -> DecodeState:
         """Draws the first token of every active row from the logits of what was read or fed."""
-        batch = limit.shape[0]
-        state = DecodeState(
+        return self.draw(self._state(cache, active & (limit > 0), limit), logits, numbers)
+
+    def _state(self, cache: Any, active: Bool[Array, "B"], limit: Int[Array, "B"]) -> DecodeState:
+        """Nothing drawn yet."""
+        (batch,) = limit.shape
+        return DecodeState(
             cache=cache,
             last=jnp.zeros((batch,), jnp.int32),
             tokens=jnp.zeros((batch, self.capacity), jnp.int32),
             log_probs=jnp.zeros((batch, self.capacity), jnp.float32) if self.log_probs else None,
             count=jnp.zeros((batch,), jnp.int32),
-            active=active & (limit > 0),
+            active=active,
             limit=limit,
         )
-        return self.draw(state, logits, numbers)
 
     def draw(self, state: DecodeState, logits: Float[Array, "B V"], numbers: Numbers) -> DecodeState:
         """Draws the next token of every active row."""
+        # a row that has ended asks for no random numbers any more
+        numbers = numbers._replace(temperature=jnp.where(state.active, numbers.temperature, 0.0))
         chosen = jnp.where(state.active, sample(logits, self.filters, numbers, state.count), state.last)
         rows = jnp.arange(chosen.shape[0])
         column = jnp.where(state.active, state.count, self.capacity)
@@ -144,11 +157,29 @@ class Decoder:
         logits, cache = steps.step(self.program, params, self.policy, cache, tokens, count)
         return logits, steps.route(self.program, params, self.policy, cache)
 
+    def empty(self, batch: int) -> Rows:
+        """A batch in which no row is active."""
+        zeros = jnp.zeros((batch,), jnp.int32)
+        state = self._state(self.policy.init(batch), jnp.zeros((batch,), bool), zeros)
+        return Rows(state, Numbers.of(*[Sampling()] * batch))
+
+    def insert(self, running: Rows, rows: Rows, row: Int[Array, ""], slot: Int[Array, ""]) -> Rows:
+        """Row ``row`` of some rows takes the place of row ``slot`` of the running batch; no other row is touched."""
+        return put_row(running, rows, row_axes(self.empty), row, slot)
+
+    def release(self, state: DecodeState, slot: Int[Array, ""]) -> DecodeState:
+        """Ends a row."""
+        return replace(state, active=state.active.at[slot].set(False))
+
 
 # programs that draw nothing: how tokens are drawn does not make them new ones
 _DRAWLESS = ("read", "event", "feed")
 # name of a program -> position of the argument whose memory the result reuses
-_DONATED = {"read": (), "begin": (1,), "token": (1,), "event": (1,), "block": (1,), "run": (1,), "feed": (1,)}
+_DONATED = {
+    **{name: (1,) for name in ("begin", "token", "event", "block", "run", "feed")},
+    **{name: (0,) for name in ("insert", "release")},
+    "read": (),
+}
 
 
 class Compiled:

@@ -1,0 +1,292 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""A running batch that sequences join and leave between blocks of decode steps, without compiling anything anew.
+
+A block ends with the routing event, so a row that joins stands where it would stand after reading its prompt alone.
+Every program works on all slots, each row by itself: a row gives the same bits whoever is in the other slots.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qevict_jax.cache import nbytes
+from qevict_jax.config import CacheConfig
+from qevict_jax.decoding import Compiled, Decoder, Rows
+from qevict_jax.interrupts import interrupts_deferred
+from qevict_jax.models import LanguageModel
+from qevict_jax.plan import CachePlan
+from qevict_jax.policies import make_policy
+from qevict_jax.sampling import ANY_SAMPLING, Filters, Numbers, Sampling
+from qevict_jax.types import QEvictError
+
+_MIN_BUCKET = 64
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one row is asked for.
+
+    Attributes:
+        ids: token ids of the prompt.
+        max_new_tokens: the most tokens drawn.
+        sampling: how they are drawn.
+        row: tells requests with the same seed apart.
+    """
+
+    ids: Sequence[int]
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a row has drawn since it was last looked at.
+
+    Attributes:
+        tokens: ids, in order; the one that ended the row included.
+        log_probs: their natural log-probabilities under the model, if the engine keeps them.
+        active: the row goes on.
+    """
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...] | None
+    active: bool
+
+
+class Engine:
+    """Slots in which sequences decode together.
+
+    Attributes:
+        slots: B, sequences that decode at once.
+        max_context: tokens of prompt and output of a sequence; a budget ratio counts against a full cache of as many.
+        eos: ids that end a row.
+        compiled: the programs, with the time that compiling them took.
+        prefill_seconds: spent on reading prompts and drawing first tokens; this and the next without compilation.
+        decode_seconds: spent on decoding.
+        since_event: decode steps since the last routing event; rows join when it is 0.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: CacheConfig | None = None,
+        *,
+        slots: int,
+        max_context: int,
+        max_new_tokens: int | None = None,
+        filters: Filters = ANY_SAMPLING,
+        log_probs: bool = False,
+        eos: Iterable[int] | None = None,
+    ):
+        """An engine without rows; their cache is made when the first one joins.
+
+        Args:
+            model: from `load`.
+            cache: how the KV cache is held, default `CacheConfig.tuned`.
+            slots: sequences that decode at once.
+            max_context: tokens of prompt and output of a sequence.
+            max_new_tokens: the most that a request may draw, default ``max_context``.
+            filters: the parts of `Sampling` that requests may use; fewer make a smaller program.
+            log_probs: keep log-probabilities.
+            eos: ids that end a row, default those of the model's tokenizer.
+
+        Raises:
+            QEvictError: a size that makes no sense, a context beyond the model's, or a budget too small for the cache.
+        """
+        if slots < 1:
+            raise QEvictError(f"slots={slots} must be at least 1")
+        if not 1 <= max_context <= model.config.max_position:
+            raise QEvictError(
+                f"max_context={max_context} must lie in 1 .. {model.config.max_position}, the model's own"
+            )
+        self.slots, self.max_context = slots, max_context
+        self._model, self._params = model, model.params
+        self._policy = make_policy(model.config.kv_shape(), cache or CacheConfig(), max_context)
+        if eos is None:
+            eos = () if model.tokenizer is None else model.tokenizer.eos_ids
+        self.eos, capacity = frozenset(eos), max_new_tokens or max_context
+        decoder = Decoder(model.program, self._policy, filters, tuple(sorted(self.eos)), capacity, log_probs)
+        self.compiled = Compiled(decoder)
+        self.prefill_seconds = self.decode_seconds = 0.0
+        self.since_event = 0
+        self._running: Rows | None = None
+        self._seen: dict[int, int] = {}  # slots that are taken, and how many of their tokens were looked at
+
+    @property
+    def plan(self) -> CachePlan:
+        """Capacities and bytes of a row's cache."""
+        return self._policy.plan
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the real cache arrays, per slot; 0 before the first row."""
+        return 0 if self._running is None else nbytes(self._running.state.cache) // self.slots
+
+    @property
+    def free(self) -> list[int]:
+        """Slots that a row may join."""
+        return [slot for slot in range(self.slots) if slot not in self._seen]
+
+    def check(self, request: Request) -> None:
+        """Whether a row of this engine can hold a request.
+
+        Raises:
+            QEvictError: it cannot; the message says what would fit.
+        """
+        length, most = len(request.ids), self.compiled.decoder.capacity
+        if length < 1:
+            raise QEvictError("the prompt is empty: there is no token to continue from")
+        if not 1 <= request.max_new_tokens <= most:
+            raise QEvictError(f"max_new_tokens={request.max_new_tokens} must lie in 1 .. {most}")
+        if length + request.max_new_tokens > self.max_context:
+            raise QEvictError(
+                f"a prompt of {length} tokens with max_new_tokens={request.max_new_tokens} is over the context of "
+                f"{self.max_context} tokens; a prompt of up to {self.max_context - request.max_new_tokens} fits"
+            )
+        sampling, compiled = Filters.of(request.sampling), self.compiled.decoder.filters
+        missing = [name for name in ("top_k", "top_p", "min_p") if getattr(sampling, name) > getattr(compiled, name)]
+        missing += ["temperature"] if compiled.greedy and not sampling.greedy else []
+        if missing:
+            raise QEvictError(f"this engine was made without {', '.join(missing)}")
+
+    def prefill(self, requests: Sequence[Request], *, size: int | None = None) -> Rows:
+        """Reads prompts and draws the first token of each.
+
+        Args:
+            requests: one or several, read together.
+            size: tokens that prompts are padded to, default the bucket of the longest.
+
+        Returns:
+            Rows for `insert`.
+
+        Raises:
+            QEvictError: as `check`.
+        """
+        for request in requests:
+            self.check(request)
+        return self.begin(*self.read([request.ids for request in requests], size=size), requests)
+
+    def read(self, prompts: Sequence[Sequence[int]], *, size: int | None = None) -> tuple[jax.Array, Any]:
+        """Reads prompts into a fresh cache; logits ``[n, V]`` after each, and the cache, for `feed` or `begin`."""
+        lengths = np.array([len(ids) for ids in prompts], np.int32)
+        padded = np.zeros((len(prompts), size or min(bucket(int(lengths.max())), self.max_context)), np.int32)
+        for row, ids in enumerate(prompts):
+            padded[row, : len(ids)] = ids
+        return self._prefill("read", jnp.asarray(padded), jnp.asarray(lengths))
+
+    def begin(self, logits: jax.Array, cache: Any, requests: Sequence[Request]) -> Rows:
+        """Draws the first token of each request from the logits after what it has read; takes the cache over."""
+        numbers = Numbers.batch([request.sampling for request in requests], [request.row for request in requests])
+        limit = jnp.asarray(np.array([request.max_new_tokens for request in requests], np.int32))
+        active = jnp.ones((len(requests),), bool)
+        return Rows(self._prefill("begin", cache, logits, active, limit, numbers), numbers)
+
+    def _prefill(self, name: str, *args: Any) -> Any:
+        began, before = time.perf_counter(), self.compiled.seconds
+        with interrupts_deferred():
+            result = jax.block_until_ready(self.compiled(name, self._params, *args))
+        self.prefill_seconds += time.perf_counter() - began - (self.compiled.seconds - before)
+        return result
+
+    def insert(self, rows: Rows, slots: Sequence[int]) -> None:
+        """Rows join the running batch in free slots, one for each.
+
+        Rows for all slots of an empty engine become its batch themselves, without a copy. Otherwise they are copied,
+        and may be inserted again.
+
+        Raises:
+            ValueError: the slots are taken, are not as many as the rows, or a block is not finished.
+        """
+        count = rows.state.count.shape[0]
+        if len(slots) != count or len(set(slots)) != count or not set(slots) <= set(self.free):
+            raise ValueError(f"{count} rows do not fit slots {list(slots)}; free are {self.free}")
+        if self.since_event:
+            raise ValueError(f"rows join between blocks, not {self.since_event} steps after one")
+        with interrupts_deferred():
+            if list(slots) == list(range(self.slots)):
+                self._running = rows
+            else:
+                if self._running is None:
+                    self._running = jax.jit(partial(self.compiled.decoder.empty, self.slots))()
+                for row, slot in enumerate(slots):
+                    self._running = self.compiled("insert", self._running, rows, jnp.int32(row), jnp.int32(slot))
+            self._seen |= {slot: 0 for slot in slots}
+
+    def drawn(self) -> dict[int, Drawn]:
+        """What every taken slot has drawn since this was last asked."""
+        if self._running is None:
+            return {}
+        state = self._running.state
+        # whole arrays to the host: slicing on the device would compile per length
+        tokens, counts, active = (np.asarray(x) for x in (state.tokens, state.count, state.active))
+        log_probs = None if state.log_probs is None else np.asarray(state.log_probs)
+        news = {}
+        for slot, seen in self._seen.items():
+            new = slice(seen, int(counts[slot]))
+            given = None if log_probs is None else tuple(log_probs[slot, new].tolist())
+            news[slot] = Drawn(tuple(tokens[slot, new].tolist()), given, bool(active[slot]))
+            self._seen[slot] = new.stop
+        return news
+
+    def decode_block(self) -> dict[int, Drawn]:
+        """Decode steps up to the next routing event, which ends the block; what was drawn, as `drawn`."""
+        if self.since_event:
+            raise ValueError(f"a block cannot begin {self.since_event} steps after the last one; use decode_step")
+        self._decode("block")
+        return self.drawn()
+
+    def decode_step(self) -> dict[int, Drawn]:
+        """One decode step, and the routing event if it is due."""
+        self._decode("token")
+        return self.drawn()
+
+    def decode_all(self) -> dict[int, Drawn]:
+        """Decodes until every row has ended."""
+        self._decode("run")
+        return self.drawn()
+
+    def finish_block(self) -> None:
+        """The routing event for decode steps since the last one, if there are any."""
+        if self.since_event:
+            self._decode("event")
+
+    def _decode(self, name: str) -> None:
+        if self._running is None:
+            raise ValueError("there are no rows to decode")
+        began, before = time.perf_counter(), self.compiled.seconds
+        with interrupts_deferred():
+            state, numbers = self._running
+            state = self.compiled(name, self._params, state, *(() if name == "event" else (numbers,)))
+            self.since_event = self.since_event + 1 if name == "token" else 0
+            if self.since_event == self._policy.event_steps:
+                state, self.since_event = self.compiled("event", self._params, state), 0
+            self._running = Rows(jax.block_until_ready(state), numbers)
+        self.decode_seconds += time.perf_counter() - began - (self.compiled.seconds - before)
+
+    def release(self, slot: int) -> None:
+        """Ends a row, if it has not ended, and frees its slot.
+
+        Raises:
+            ValueError: the slot is not taken.
+        """
+        if slot not in self._seen:
+            raise ValueError(f"slot {slot} holds no row")
+        assert self._running is not None
+        with interrupts_deferred():
+            state = self.compiled("release", self._running.state, jnp.int32(slot))
+            self._running = self._running._replace(state=state)
+            del self._seen[slot]
+
+
+def bucket(length: int) -> int:
+    """The padded size of a prompt: at most an eighth more, eight sizes per octave, 64 at least."""
+    step = max(_MIN_BUCKET, 1 << max(0, (length - 1).bit_length() - 4))
+    return -(-length // step) * step
