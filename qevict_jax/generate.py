@@ -3,12 +3,14 @@
 """Text from prompts: `generate` for a batch, `stream` for one prompt as it comes."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int8
 
 from qevict_jax.cache import nbytes
 from qevict_jax.config import CacheConfig
@@ -266,6 +268,7 @@ class stream:
     ):
         self._run = _Run(model, [prompt], cache, sampling, max_new_tokens, log_probs, buckets, stop)
         self._watch = StopWatch(stop)
+        self._tokens: TokenStream | None = None
         self.result: Result | None = None
 
     @property
@@ -273,9 +276,23 @@ class stream:
         """The cache policy, with its plan."""
         return self._run.policy
 
+    def placement(self) -> Int8[np.ndarray, "L heads S"]:
+        """The `Tier` of every position, from the first piece on; heads is K, or 1 if the heads of a layer share it.
+
+        Raises:
+            QEvictError: before the first piece.
+        """
+        if self._tokens is None:
+            raise QEvictError("nothing has been generated yet: the cache has no tiers before the first piece")
+        return np.asarray(self._placement(self._tokens.state.cache))[:, 0]
+
+    @cached_property
+    def _placement(self) -> Callable:
+        return jax.jit(self.policy.placement)
+
     def __iter__(self) -> Iterator[str]:
         run = self._run
-        tokens = TokenStream(run.compiled, run.model, run.numbers, self._watch)
+        self._tokens = tokens = TokenStream(run.compiled, run.model, run.numbers, self._watch)
         yield from tokens.pieces(run.start())
         self.result = run.result(tokens.state, 0, tokens.elapsed, [self._watch])
 
