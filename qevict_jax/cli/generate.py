@@ -12,6 +12,7 @@ import typer
 from qevict_jax.cli.options import cache_options, sampling_options
 from qevict_jax.cli.prompts import read_prompt
 from qevict_jax.cli.report import summary
+from qevict_jax.cli.watch import check_watch, watch
 from qevict_jax.config import CacheConfig
 from qevict_jax.sampling import Sampling
 from qevict_jax.types import QEvictError
@@ -39,6 +40,12 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line.")] = False,
     log_probs: Annotated[bool, typer.Option("--log-probs", help="Log-probabilities in the JSON.")] = False,
+    live: Annotated[
+        bool, typer.Option("--watch", help="Show the tiers of a layer while text comes; needs a terminal.")
+    ] = False,
+    watch_layer: Annotated[
+        int | None, typer.Option(help="The layer of --watch; default the middle one.", show_default=False)
+    ] = None,
     *,
     cache: CacheConfig,
     sampling: Sampling,
@@ -46,11 +53,14 @@ def run(
     """Answers one prompt. The text goes to standard output as it comes, figures to standard error."""
     if log_probs and not as_json:
         raise QEvictError("--log-probs shows nothing without --json")
+    if watch_layer is not None and not live:
+        raise QEvictError("--watch-layer shows nothing without --watch")
     text = read_prompt(prompt, prompt_file, question)
     from qevict_jax.generate import stream
     from qevict_jax.models import load_model
 
     loaded = load_model(model, dtype)
+    shown = check_watch(watch_layer, loaded.config.layers) if live else None
     if chat is None:
         chat = loaded.tokenizer is not None and loaded.tokenizer.has_chat_template
     pieces = stream(
@@ -63,7 +73,7 @@ def run(
         log_probs=log_probs,
         buckets=not exact_length,
     )
-    for piece in pieces:
+    for piece in pieces if shown is None else [watch(pieces, shown)]:
         typer.echo(piece, nl=False)
     typer.echo()
     assert pieces.result is not None
