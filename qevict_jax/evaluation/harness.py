@@ -5,6 +5,7 @@
 The harness needs no torch for this. It has no entry points for models, so `qevict eval harness` registers ours first.
 """
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,10 +56,10 @@ class HarnessModel(TemplateLM):
             policy: cache policy instead of a preset.
             dtype: of computation, as in `load_model`.
             batch_size: requests decoded together.
-            max_batch_size: not used; there is no automatic batch size.
+            max_batch_size: must be None.
             max_length: tokens of context and answer together; default the model's.
             max_gen_toks: the most tokens of an answer where the task does not say.
-            device: not used; jax chooses the device, JAX_PLATFORMS changes it.
+            device: not used, though the harness always names one; jax chooses the device, JAX_PLATFORMS changes it.
             **cache: fields of `CacheConfig`; a fraction as ``budget`` counts against each batch's own capacity.
 
         Raises:
@@ -67,8 +68,8 @@ class HarnessModel(TemplateLM):
         super().__init__()
         if preset is not None and policy is not None:
             raise QEvictError(f"preset={preset} and policy={policy} exclude each other")
-        if device is not None or max_batch_size is not None:
-            raise QEvictError("no effect here: --device (set JAX_PLATFORMS instead), --max_batch_size")
+        if max_batch_size is not None:
+            raise QEvictError("--max_batch_size has no effect: there is no automatic batch size")
         spec = " ".join([preset or policy or "tuned", *(f"{name}={value}" for name, value in cache.items())])
         (self.cache,) = parse_caches([spec], [_DEFAULT_BUDGET], full=False)
         try:
@@ -240,11 +241,14 @@ def hand_over(arguments: Sequence[str]) -> None:
     words = list(arguments)
     command = words.pop(0) if words and words[0] in ("run", "ls", "validate") else "run"
     if command == "run":
-        if any(word in ("--model", "-M") or word.startswith("--model=") for word in words):
-            raise QEvictError(
-                "the model is this one: leave --model out, and name a checkpoint: --model_args pretrained=DIR"
-            )
+        names = {word.partition("=")[0] for word in words}
+        if names & {"--model", "-M"}:
+            raise QEvictError("leave --model out, it is this library's; name a checkpoint: --model_args pretrained=DIR")
+        if "--device" in names:
+            raise QEvictError("--device has no effect: jax chooses the device, JAX_PLATFORMS changes it")
         words = ["--model", NAME, *words]
+    # its bootstrap forks processes, which hang beside the threads of jax
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
     before = sys.argv
     sys.argv = ["lm-eval", command, *words]
     try:

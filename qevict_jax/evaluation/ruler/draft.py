@@ -5,7 +5,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from qevict_jax.types import QEvictError
 
@@ -27,6 +27,7 @@ class Draft:
     answers: tuple[str, ...]
 
 
+@runtime_checkable
 class Task(Protocol):
     """Makes samples of any size. The same generator state gives the same question whatever the size."""
 

@@ -1,0 +1,126 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs survive whatever ends the process, at any byte."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from qevict_jax.evaluation.runs import Run, read_configuration, read_lines
+from qevict_jax.types import QEvictError
+
+CONFIGURATION = {"benchmark": "ruler", "samples": 3, "budgets": (0.2, 0.1)}
+
+
+def line(index, text="ä\u2028\n"):
+    return {"cache": "full", "task": "vt@64", "index": index, "text": text}
+
+
+def written(directory, count):
+    with Run(directory, CONFIGURATION) as run:
+        for index in range(count):
+            run.append(line(index))
+    return (directory / "samples.jsonl").read_bytes()
+
+
+def test_lines_and_configuration_come_back(tmp_path):
+    content = written(tmp_path / "run", 3)
+    assert read_lines(tmp_path / "run") == [line(index) for index in range(3)] and content.count(b"\n") == 3
+    stored = read_configuration(tmp_path / "run")
+    assert stored["budgets"] == [0.2, 0.1]
+    (environment,) = stored["environments"]
+    assert {"qevict_jax", "jax", "python", "commit", "device"} <= environment.keys()
+
+
+@pytest.mark.parametrize("cut", range(0, 60, 7))
+def test_a_torn_end_is_cut_off_and_the_run_goes_on_as_if_never_stopped(tmp_path, cut):
+    whole = written(tmp_path / "whole", 3)
+    written(tmp_path / "torn", 2)
+    file = tmp_path / "torn" / "samples.jsonl"
+    file.write_bytes(whole[: len(whole) - cut])
+    with Run(tmp_path / "torn", CONFIGURATION, resume=True) as run:
+        assert run.done == {("full", "vt@64", index) for index in range(whole[: len(whole) - cut].count(b"\n"))}
+        for index in range(3):
+            if ("full", "vt@64", index) not in run.done:
+                run.append(line(index))
+    assert file.read_bytes() == whole
+    assert len(read_configuration(tmp_path / "torn")["environments"]) == 2
+
+
+def test_a_last_line_of_garbage_is_torn_too_and_one_in_the_middle_is_damage(tmp_path):
+    whole = written(tmp_path / "run", 2)
+    file = tmp_path / "run" / "samples.jsonl"
+    file.write_bytes(whole + b"\0" * 9 + b"\n")
+    with Run(tmp_path / "run", CONFIGURATION, resume=True):
+        assert file.read_bytes() == whole
+    file.write_bytes(b"{}\n" + whole)
+    with pytest.raises(QEvictError, match="damaged at line 1"):
+        Run(tmp_path / "run", CONFIGURATION, resume=True)
+    file.write_bytes(whole + whole)
+    with pytest.raises(QEvictError, match="twice"):
+        read_lines(tmp_path / "run")
+
+
+def test_nothing_is_overwritten(tmp_path):
+    content = written(tmp_path / "run", 1)
+    with pytest.raises(QEvictError, match="--resume continues it"):
+        Run(tmp_path / "run", CONFIGURATION)
+    with pytest.raises(QEvictError, match="another configuration; samples, seed differ"):
+        Run(tmp_path / "run", CONFIGURATION | {"samples": 4, "seed": 1}, resume=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("years of work")
+    with pytest.raises(QEvictError, match="holds no run"):
+        Run(tmp_path / "other", CONFIGURATION, resume=True)
+    assert (tmp_path / "run" / "samples.jsonl").read_bytes() == content
+    with Run(tmp_path / "run", CONFIGURATION, resume=True) as run, pytest.raises(ValueError, match="already"):
+        run.append(line(0))
+
+
+def test_two_processes_are_never_at_one_run(tmp_path):
+    with Run(tmp_path / "run", CONFIGURATION), pytest.raises(QEvictError, match="another process"):
+        Run(tmp_path / "run", CONFIGURATION, resume=True)
+    Run(tmp_path / "run", CONFIGURATION, resume=True).__exit__(None, None, None)
+
+
+def test_resume_starts_a_run_that_is_not_there(tmp_path):
+    with Run(tmp_path / "a" / "run", CONFIGURATION, resume=True) as run:
+        assert not run.done
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from qevict_jax.evaluation.runs import Run
+with Run(Path(sys.argv[1]), {"benchmark": "x"}, resume=True) as run:
+    print("ready", flush=True)
+    for index in range(200):
+        if ("c", "t", index) not in run.done:
+            time.sleep(0.002)
+            run.append({"cache": "c", "task": "t", "index": index, "text": "x" * 5000})
+"""
+
+
+def test_killed_three_times_at_random_nothing_is_lost_and_nothing_is_there_twice(tmp_path):
+    pause, seen = random.Random(0), []
+    for last in (False, False, False, True):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / "run")],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        if not last:
+            time.sleep(pause.uniform(0.02, 0.15))
+            process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+        process.stdout.close()
+        seen.append([entry["index"] for entry in read_lines(tmp_path / "run")])
+    assert seen[-1] == list(range(200))
+    assert all(part == seen[-1][: len(part)] for part in seen) and len(seen[0]) < 200
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["environments"][3:]
