@@ -30,14 +30,14 @@ STAGES = [
     ["models"],
     ["rows", "sampling", "stop", "interrupts", "decoding"],
     ["engine", "token_stream", "generate", "session"],
-    ["evaluation", "diagnostics"],
+    ["evaluation", "diagnostics", "calibration", "fisher"],
     ["cli"],
 ]
 STAGE = {name: stage for stage, names in enumerate(STAGES) for name in names}
 # who works with stored arrays or with their layout, or turns keys
 KERNEL_USERS = {
     "config", "quant", "cache", "plan", "windows", "event", "admission", "attention", "quantizers", "coded_attention",
-    "policies", "models", "evaluation", "diagnostics",
+    "policies", "models", "evaluation", "diagnostics", "calibration", "fisher",
 }  # fmt: skip
 NEVER = {"torch", "tensorflow"}  # the library runs without them
 TESTS_ONLY = {"transformers", "pytest", "chex", "hypothesis", "beartype", "tests"}

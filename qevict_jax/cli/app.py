@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from qevict_jax.cli import (
     ablation,
+    calibrate,
     chat,
     convert,
     diagnose,
@@ -44,6 +45,7 @@ evaluation = typer.Typer(no_args_is_help=True)
 app.add_typer(evaluation, name="eval", help="Measures what a compressed cache does to a model.")
 
 app.command("convert")(convert.run)
+app.command("calibrate")(calibrate.run)
 app.command("plan")(plan.run)
 app.command("generate")(generate.run)
 app.command("chat")(chat.run)
