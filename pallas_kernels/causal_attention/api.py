@@ -6,7 +6,7 @@ from functools import partial
 
 from jaxtyping import Array, Float
 
-from pallas_kernels.causal_attention import base, splash
+from pallas_kernels.causal_attention import base, cudnn, splash
 from pallas_kernels.implementation import dispatch
 
 
@@ -28,6 +28,6 @@ def causal_attention(
         cpu=base.causal_attention,
         xla=base.causal_attention,
         tpu=no_splash or splash.causal_attention,
-        gpu="its kernel is not written yet",
+        gpu=cudnn.unsupported(q.dtype, q.shape[-1]) or cudnn.causal_attention,
         interpret=no_splash or partial(splash.causal_attention, interpret=True),
     )

@@ -2,14 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal attention of a prompt, XLA and splash attention interpreted, against plain softmax in float64."""
 
+import json
+import re
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
-from pallas_kernels.causal_attention import base, splash
+from pallas_kernels.causal_attention import base
 from pallas_kernels.causal_attention.api import causal_attention
 from tests.float64_model import softmax_attention
 
@@ -17,6 +21,12 @@ from tests.float64_model import softmax_attention
 def qkv(batch, size, heads, kv_heads, head_dim, seed=0):
     random = np.random.default_rng(seed)
     return [np.float32(random.normal(size=(batch, size, h, head_dim))) for h in (heads, kv_heads, kv_heads)]
+
+
+def with_padding(q, k, v, start):
+    """Copies with NaN in queries and keys and huge values from a position on."""
+    behind = (np.arange(q.shape[1]) >= start)[:, None, None]
+    return [np.where(behind, np.float32(filler), x) for x, filler in ((q, np.nan), (k, np.nan), (v, 9e9))]
 
 
 def assert_attends(q, k, v, out, lse):
@@ -52,9 +62,7 @@ def test_query_heads_share_kv_heads_in_order(groups):
 def test_padding_behind_is_never_seen():
     q, k, v = qkv(1, 40, 4, 2, 8)
     whole, _ = jax.jit(causal_attention)(q, k, v)
-    for x in (q, k, v):
-        x[:, 23:] = np.nan
-    out, _ = jax.jit(causal_attention)(q, k, np.where(np.isnan(v), 9e9, v))
+    out, _ = jax.jit(causal_attention)(*with_padding(q, k, v, 23))
     np.testing.assert_allclose(out[:, :23], whole[:, :23], rtol=0, atol=1e-5)
 
 
@@ -69,10 +77,10 @@ def test_huge_logits_neither_overflow_nor_blur():
 
 
 @pytest.mark.parametrize(
-    ("size", "kv_heads", "groups", "head_dim"), [(1, 2, 1, 64), (130, 1, 3, 80), (300, 2, 7, 16), (2050, 1, 1, 8)]
+    ("size", "kv_heads", "groups", "head_dim"), [(130, 1, 3, 80), (300, 2, 7, 16), (2050, 1, 1, 8)]
 )
 def test_splash_attention(size, kv_heads, groups, head_dim):
-    """Less than a block, several blocks, a partial last one, and long blocks; heads in order."""
+    """One block, several, a partial last one, and long blocks; heads in order."""
     q, k, v = qkv(2 if size < 1000 else 1, size, kv_heads * groups, kv_heads, head_dim)
     out, lse = jax.jit(partial(causal_attention, implementation="interpret"))(q, k, v)
     assert out.dtype == lse.dtype == jnp.float32
@@ -91,16 +99,62 @@ def test_splash_attention_in_bfloat16():
 
 def test_splash_attention_sees_no_padding_behind():
     q, k, v = qkv(1, 150, 2, 1, 16)
-    whole, whole_lse = jax.jit(partial(causal_attention, implementation="interpret"))(q, k, v)
-    q[:, 100:], k[:, 100:], v[:, 100:] = np.nan, np.nan, 9e9
-    out, lse = jax.jit(partial(causal_attention, implementation="interpret"))(q, k, v)
+    function = jax.jit(partial(causal_attention, implementation="interpret"))
+    whole, whole_lse = function(q, k, v)
+    out, lse = function(*with_padding(q, k, v, 100))
     np.testing.assert_array_equal(out[:, :100], whole[:, :100])
     np.testing.assert_array_equal(lse[:, :100], whole_lse[:, :100])
 
 
-def test_splash_attention_takes_no_float16():
-    """By name that is an error; left to itself the program takes XLA."""
-    q, k, v = (jnp.asarray(x, jnp.float16) for x in qkv(1, 8, 2, 1, 16))
-    with pytest.raises(ValueError, match="splash attention takes no float16"):
-        causal_attention(q, k, v, implementation="tpu")
-    assert splash.unsupported(q.dtype) and causal_attention(q, k, v)[0].dtype == jnp.float16
+def exported(platform, dtype, head_dim, implementation="auto"):
+    """StableHLO of a program exported on this CPU for another platform."""
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in ("tpu_custom_call", "__cudnn$fmhaSoftmax")]
+    arrays = [jax.ShapeDtypeStruct((1, 256, heads, head_dim), dtype) for heads in (4, 2, 2)]
+    chip = AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+    mesh = AbstractMesh((1,), ("x",), (AxisType.Auto,), abstract_device=chip)
+    function = jax.jit(partial(causal_attention, implementation=implementation))
+    with use_abstract_mesh(mesh if platform == "tpu" else AbstractMesh((), (), ())):
+        return export.export(function, platforms=[platform], disabled_checks=checks)(*arrays).mlir_module()
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "head_dim", "call"),
+    [
+        ("tpu", "bfloat16", 80, "tpu_custom_call"),
+        ("tpu", "float32", 64, "tpu_custom_call"),
+        ("tpu", "float16", 64, None),
+        ("cuda", "bfloat16", 128, "__cudnn$fmhaSoftmax"),
+        ("cuda", "float16", 80, "__cudnn$fmhaSoftmax"),
+        ("cuda", "float32", 64, None),
+        ("cuda", "bfloat16", 256, None),
+        ("cuda", "bfloat16", 20, None),
+        ("cpu", "bfloat16", 64, None),
+    ],
+)
+def test_auto_takes_the_library_of_the_platform_where_it_takes_the_shape(platform, dtype, head_dim, call):
+    calls = re.findall(r"custom_call @(\S+?)\(", exported(platform, dtype, head_dim))
+    assert [name for name in calls if name != "Sharding"] == ([call] if call else [])
+
+
+@pytest.mark.parametrize(
+    ("implementation", "dtype", "head_dim", "reason"),
+    [
+        ("tpu", "float16", 64, "splash attention takes no float16"),
+        ("interpret", "float16", 64, "splash attention takes no float16"),
+        ("gpu", "float32", 64, "cuDNN attention takes bfloat16 and float16, not float32"),
+        ("gpu", "bfloat16", 256, "cuDNN attention takes multiples of 8 up to 128 as head_dim, not 256"),
+    ],
+)
+def test_a_named_library_that_does_not_take_the_shape_raises(implementation, dtype, head_dim, reason):
+    with pytest.raises(ValueError, match=reason):
+        exported("cpu", dtype, head_dim, implementation)
+
+
+def test_cudnn_gets_the_scale_and_gives_float32():
+    """The call is the one of ``jax.nn.dot_product_attention``, whose log-sum-exp is rounded only afterwards."""
+    text = exported("cuda", "bfloat16", 64, "gpu")
+    call = next(line for line in text.splitlines() if "__cudnn$fmhaSoftmax" in line)
+    config = json.loads(re.search(r'backend_config = "(.*?)", ', call).group(1).replace("\\22", '"'))
+    assert config["cudnn_fmha_backend_config"]["fmha_scale"] == 64**-0.5
+    assert config["cudnn_fmha_backend_config"]["mask_type"] == "CAUSAL"
+    assert "tensor<1x4x256xf32>" in call and "tensor<1x4x256x64xbf16>" in call
