@@ -10,9 +10,7 @@ Fisher information, `qevict_jax.fisher`), which costs a backward pass over the t
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -25,18 +23,15 @@ from pallas_kernels.causal_attention.api import causal_attention
 from pallas_kernels.packing import BITS
 from pallas_kernels.rope import cos_sin, rotate
 from qevict_jax.checks import check_integer, check_number
-from qevict_jax.config import CacheConfig
 from qevict_jax.fisher import squared_gradients
 from qevict_jax.models import LanguageModel
 from qevict_jax.models.steps import Program
-from qevict_jax.policies import policy_options
-from qevict_jax.quantizers.calibration_file import FILE, Calibration, load_calibration
+from qevict_jax.quantizers.calibration_file import Calibration, checkpoint_fingerprint
 from qevict_jax.quantizers.kmeans import kmeans
 from qevict_jax.quantizers.nuq import outlier_count
 from qevict_jax.types import QEvictError
 
-_BINS = 1024
-_TOLERANCE = 0.02  # of a kernel's root mean square; loading in 16 bits moves it by less than a thousandth
+_BINS = 512
 
 
 def calibrate(
@@ -90,7 +85,7 @@ def calibrate(
         key_poles={bits: np.asarray([layer[0][1 << bits] for layer in poles], np.float32) for bits in BITS},
         value_poles={bits: np.asarray([layer[1][1 << bits] for layer in poles], np.float32) for bits in BITS},
         outliers=outliers,
-        fingerprint=fingerprint(model),
+        fingerprint=checkpoint_fingerprint(config.checkpoint),
         facts={
             "samples": samples,
             "length": length,
@@ -98,32 +93,6 @@ def calibrate(
             "tokens_sha256": hashlib.sha256(tokens.astype("<i4").tobytes()).hexdigest(),
         },
     )
-
-
-def calibrated(config: CacheConfig, model: LanguageModel, directory: str | Path) -> CacheConfig:
-    """A configuration with the calibration that lies beside a checkpoint, where its policy wants one and none is named.
-
-    Raises:
-        QEvictError: there is none, or it is of another model.
-    """
-    if config.policy != "kvquant":
-        return config
-    named = policy_options(config).calibration
-    path = named or str(Path(directory) / FILE)
-    if not np.allclose(
-        load_calibration(path, model.config.kv_shape()).fingerprint, fingerprint(model), rtol=_TOLERANCE
-    ):
-        raise QEvictError(f"{path} is of a model with other weights; run `qevict calibrate {directory}`")
-    if named:
-        return config
-    return replace(config, policy_options=",".join(filter(None, (config.policy_options, f"calibration={path}"))))
-
-
-def fingerprint(model: LanguageModel) -> np.ndarray:
-    """Root mean square of each layer's key and value projection, ``[2, L]``; hardly depends on the dtype loaded."""
-    attention = nnx.to_pure_dict(model.params)["blocks"]["attn"]
-    squares = [jnp.square(attention[name]["kernel"].astype(jnp.float32)).mean(axis=(1, 2)) for name in ("k", "v")]
-    return np.sqrt(np.asarray(squares))
 
 
 def normalize_keys(keys: np.ndarray, key_range: np.ndarray) -> np.ndarray:

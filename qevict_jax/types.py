@@ -11,7 +11,7 @@ Axis letters, used in every signature, einsum and comment:
     E  model width             V  vocabulary
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 
@@ -26,19 +26,22 @@ class BudgetError(QEvictError):
 
 @dataclass(frozen=True)
 class KVShape:
-    """What one cached token costs: the four facts about a model that the byte accounting needs.
+    """What one cached token costs: the four facts about a model that the byte accounting needs, and where it lies.
 
     Attributes:
         layers: L.
         kv_heads: K.
         head_dim: D.
         dtype: name of the dtype in which keys and values are stored, e.g. ``"bfloat16"``.
+        checkpoint: directory of the model, where a policy finds what was calibrated for it; "" if there is none. Two
+            shapes may differ in it and be equal.
     """
 
     layers: int
     kv_heads: int
     head_dim: int
     dtype: str
+    checkpoint: str = field(default="", compare=False)
 
     @property
     def itemsize(self) -> int:

@@ -10,6 +10,7 @@ stacked leaf.
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -38,11 +39,12 @@ def read_config(path: str | Path) -> ModelConfig:
     if not file.is_file():
         raise QEvictError(f"{path} is not a model directory: it has no {CONFIG}")
     try:
-        return ModelConfig.from_json(json.loads(file.read_text(encoding="utf-8")))
+        config = ModelConfig.from_json(json.loads(file.read_text(encoding="utf-8")))
     except json.JSONDecodeError as error:
         raise QEvictError(f"{file} is not valid JSON: {error}") from None
     except QEvictError as error:
         raise QEvictError(f"{path}: {error}") from None
+    return replace(config, checkpoint=str(path))
 
 
 def load_params(path: str | Path, config: ModelConfig, dtype: str | None = None) -> dict:

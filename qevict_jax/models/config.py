@@ -60,6 +60,8 @@ class ModelConfig:
         tie_embeddings: the embedding is also the output projection.
         qkv_bias: q, k and v projections have biases (Qwen2).
         dtype: name of the dtype in which the weights are stored.
+        checkpoint: directory that this was read from; "" if it was not. Not a part of the architecture: two
+            configurations may differ in it and be equal.
     """
 
     architecture: Literal["llama", "qwen2", "mistral"]
@@ -77,6 +79,7 @@ class ModelConfig:
     tie_embeddings: bool
     qkv_bias: bool
     dtype: str
+    checkpoint: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self):
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "mlp", "vocab", "max_position"):
@@ -94,11 +97,13 @@ class ModelConfig:
 
     def kv_shape(self, dtype: str | None = None) -> KVShape:
         """Shape of the KV cache, stored in `dtype` (the dtype of the weights if None)."""
-        return KVShape(self.layers, self.kv_heads, self.head_dim, dtype or self.dtype)
+        return KVShape(self.layers, self.kv_heads, self.head_dim, dtype or self.dtype, self.checkpoint)
 
     def to_json(self) -> dict[str, Any]:
         """The dictionary that config.json of a converted checkpoint holds."""
-        return FORMAT | dataclasses.asdict(self)
+        content = FORMAT | dataclasses.asdict(self)
+        del content["checkpoint"]
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "ModelConfig":
@@ -114,7 +119,7 @@ class ModelConfig:
                 f"{FORMAT}); convert the model with `python -m convert SRC DST`"
             )
         fields: dict[str, Any] = {key: value for key, value in content.items() if key not in FORMAT}
-        names = {field.name for field in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)} - {"checkpoint"}
         if fields.keys() != names:
             raise QEvictError(f"config.json: keys {sorted(fields.keys() ^ names)} are missing or unknown")
         if fields["rope_scaling"] is not None:

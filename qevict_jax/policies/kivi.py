@@ -113,12 +113,14 @@ class KiviCache:
         codes: ``[L, B, ...]``, or None if no group can ever age.
         length: n, tokens seen by each row.
         aged: groups of each row that are codes.
+        layout: the static numbers.
     """
 
     ring: Shaped[Array, "L B ring K_2_D"]
     codes: GroupedTokens | None
     length: Int[Array, "B"]
     aged: Int[Array, "B"]
+    layout: KiviLayout = struct.field(pytree_node=False)
 
 
 def abstract_cache(layout: KiviLayout, batch: int) -> KiviCache:
@@ -139,7 +141,7 @@ def abstract_cache(layout: KiviLayout, batch: int) -> KiviCache:
         )
     per_row: Any = jax.ShapeDtypeStruct((batch,), jnp.int32)
     ring = array(stored_dtype(shape.dtype), layout.ring, heads * 2 * head_dim)
-    return KiviCache(ring, codes, per_row, per_row)
+    return KiviCache(ring, codes, per_row, per_row, layout)
 
 
 def plan_kivi(shape: KVShape, config: CacheConfig, options: Options, total_len: int, multiple: int) -> CachePlan:

@@ -24,6 +24,7 @@ Deviations from the original code (github.com/SqueezeAILab/KVQuant):
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, no_type_check
 
 import jax
@@ -42,7 +43,7 @@ from qevict_jax.config import CacheConfig
 from qevict_jax.plan import CachePlan
 from qevict_jax.policies.base import Prompt, Tier
 from qevict_jax.policies.full import merge_kv, split_kv
-from qevict_jax.quantizers.calibration_file import Calibration, load_calibration
+from qevict_jax.quantizers.calibration_file import FILE, Calibration, load_calibration
 from qevict_jax.quantizers.code_rows import row_planes
 from qevict_jax.quantizers.nuq import Codebook, NuqTokens, decode_nuq_head, outlier_count, quantize_nuq, split_nuq
 from qevict_jax.types import KVShape, QEvictError
@@ -57,7 +58,7 @@ class Options:
         bits: bits of a code.
         outliers: share of the keys, and of the values, of a token that is kept exactly; that of the calibration.
         sink: first tokens of a sequence, kept in full precision.
-        calibration: file that ``qevict calibrate`` wrote.
+        calibration: file that ``qevict calibrate`` wrote; by default the one in the directory of the model.
     """
 
     bits: int = 3
@@ -99,11 +100,13 @@ class KVQuantCache:
         sinks: ``[L, B, sink, K*2*D]``, keys after RoPE; None if there are none.
         codes: ``[L, B, S, ...]``, keys before RoPE and bias.
         length: n, tokens seen by each row.
+        layout: the static numbers.
     """
 
     sinks: Shaped[Array, "L B sink K_2_D"] | None
     codes: NuqTokens
     length: Int[Array, "B"]
+    layout: KVQuantLayout = struct.field(pytree_node=False)
 
 
 def abstract_cache(layout: KVQuantLayout, batch: int) -> KVQuantCache:
@@ -122,7 +125,7 @@ def abstract_cache(layout: KVQuantLayout, batch: int) -> KVQuantCache:
     )
     sinks = array(stored_dtype(shape.dtype), layout.sink, heads * 2 * head_dim) if layout.sink else None
     per_row: Any = jax.ShapeDtypeStruct((batch,), jnp.int32)
-    return KVQuantCache(sinks, codes, per_row)
+    return KVQuantCache(sinks, codes, per_row, layout)
 
 
 def plan_kvquant(shape: KVShape, config: CacheConfig, options: Options, total_len: int, multiple: int) -> CachePlan:
@@ -152,16 +155,12 @@ def make_kvquant(plan: CachePlan, shape: KVShape, options: Options) -> "KVQuant"
     Raises:
         QEvictError: there is none, or it is of another model or another share of outliers.
     """
-    if not options.calibration:
-        raise QEvictError(
-            "kvquant needs calibrated ranges and codebooks: run `qevict calibrate MODEL`, then give "
-            "policy_options='calibration=MODEL/kvquant.safetensors' (the command line finds that file by itself)"
-        )
-    calibration = load_calibration(options.calibration, shape)
+    path = options.calibration or str(Path(shape.checkpoint) / FILE)
+    calibration = load_calibration(path, shape)
     if calibration.outliers != options.outliers:
         raise QEvictError(
-            f"{options.calibration} was made for outliers={calibration.outliers}; give that, or run "
-            f"`qevict calibrate MODEL --outliers {options.outliers}`"
+            f"{path} was made for outliers={calibration.outliers}; give that, or run "
+            f"`qevict calibrate {shape.checkpoint or 'MODEL'} --outliers {options.outliers}`"
         )
     return KVQuant(plan, calibration)
 

@@ -129,6 +129,7 @@ class ZipCache:
         classes: salient tokens and the others, ``[L, B, ...]`` each.
         length: n, tokens seen by each row.
         stored: tokens of each row that are codes.
+        layout: the static numbers.
     """
 
     ring: Shaped[Array, "L B ring K_2_D"]
@@ -136,6 +137,7 @@ class ZipCache:
     classes: tuple[SeparableTokens, SeparableTokens]
     length: Int[Array, "B"]
     stored: Int[Array, "B"]
+    layout: ZipCacheLayout = struct.field(pytree_node=False)
 
 
 def abstract_cache(layout: ZipCacheLayout, batch: int) -> ZipCache:
@@ -161,6 +163,7 @@ def abstract_cache(layout: ZipCacheLayout, batch: int) -> ZipCache:
         classes=(high, low),
         length=per_row,
         stored=per_row,
+        layout=layout,
     )
 
 

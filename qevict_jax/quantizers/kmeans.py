@@ -39,7 +39,7 @@ def _interval_costs(points: np.ndarray, weights: np.ndarray) -> np.ndarray:
     mass, first, second = (np.concatenate([[0.0], np.cumsum(weights * points**power)]) for power in (0, 1, 2))
     m, a, b = (x[None, 1:] - x[:-1, None] for x in (mass, first, second))
     upper = np.triu(np.ones((len(points),) * 2, bool))
-    cost = b - np.divide(a * a, m, out=np.zeros_like(a), where=upper)
+    cost = b - np.divide(a * a, m, out=np.zeros_like(a), where=upper & (m > 0))  # sums lose what is tiny
     return np.where(upper, np.maximum(cost, 0.0), np.inf)
 
 

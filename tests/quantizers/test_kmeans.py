@@ -34,6 +34,15 @@ def test_no_clustering_is_better(seed):
         assert loss(points, weights, centroids) == pytest.approx(best, rel=1e-9, abs=1e-12)
 
 
+def test_weights_of_any_size():
+    """Squared gradients spread over many orders of magnitude; sums of them lose the smallest."""
+    random = np.random.default_rng(9)
+    points, weights = np.sort(random.uniform(-1, 1, 400)), 10 ** random.uniform(-25, 0, 400)
+    (centroids,) = kmeans(points, weights, (8,)).values()
+    assert (np.diff(centroids) > 0).all()
+    assert loss(points, weights, centroids) < 0.15 * loss(points, weights, np.linspace(-1, 1, 8))
+
+
 def test_fewer_points_than_centroids_and_none():
     np.testing.assert_allclose(kmeans(np.array([-0.5, 0.25]), np.ones(2), (4,))[4], [-0.5, 0.25, 0.25, 0.25])
     np.testing.assert_allclose(kmeans(np.array([0.1]), np.zeros(1), (3,))[3], [-1, 0, 1])
