@@ -18,6 +18,7 @@ class Context(NamedTuple):
     keys: np.ndarray  # [S, K, D]
     values: np.ndarray  # [S, K, D]
     positions: np.ndarray  # [S]
+    held: np.ndarray | None = None  # [S, K], which KV head has which token; None if all have all
 
 
 class LayerTrace(NamedTuple):
@@ -37,7 +38,7 @@ def rotate(x: np.ndarray, positions: np.ndarray, inv_freq: np.ndarray) -> np.nda
 
 
 def softmax_attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: np.ndarray) -> tuple:
-    """Output ``[T, H, D]`` and probabilities ``[H, T, S]`` of q ``[T, H, D]`` over ``[S, K, D]``, seen ``[T, S]``."""
+    """Output ``[T, H, D]`` and probabilities ``[H, T, S]`` of q ``[T, H, D]`` over ``[S, K, D]``; seen ``[T, S]`` or by head."""
     groups = q.shape[1] // keys.shape[1]
     keys, values = (np.repeat(np.float64(x), groups, axis=1) for x in (keys, values))
     logits = np.einsum("thd,shd->hts", np.float64(q), keys) / np.sqrt(q.shape[-1])
@@ -83,12 +84,16 @@ class Float64Model:
             q, k, v = (self._project(part, layer, normed).reshape(len(tokens), -1, config.head_dim) for part in "qkv")
             q, k = rotate(q, positions, self.inv_freq), rotate(k, positions, self.inv_freq)
             k, v = (np.float64(x.astype(jnp.dtype(dtype))) for x in (k, v))
-            keys, values, at = k, v, positions
+            keys, values, at, held = k, v, positions, None
             if contexts is not None:
                 old = contexts[layer]
                 keys, values = np.concatenate([old.keys, k]), np.concatenate([old.values, v])
-                at = np.concatenate([old.positions, positions])
-            out, weights = softmax_attention(q, keys, values, at <= positions[:, None])
+                at, held = np.concatenate([old.positions, positions]), old.held
+            seen = at <= positions[:, None]
+            if held is not None:
+                held = np.concatenate([held, np.ones((len(k), held.shape[1]), bool)])
+                seen = seen & np.repeat(held.T, config.heads // config.kv_heads, axis=0)[:, None]
+            out, weights = softmax_attention(q, keys, values, seen)
             traces.append(LayerTrace(k, v, weights))
             x = x + self._project("o", layer, out.reshape(len(tokens), -1))
             x = x + self._mlp(layer, self._norm(x, self.params["blocks"]["mlp_norm"]["scale"][layer]))

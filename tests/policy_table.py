@@ -40,6 +40,16 @@ def _paper(changes: dict, **case) -> PolicyCase:
     return PolicyCase(CacheConfig.paper(**(small | changes)), **case)
 
 
+TOKEN_METHODS = ("h2o", "snapkv", "adakv", "criticalkv", "defensivekv", "layer_defensivekv")
+
+
+def _eviction(policy: str, options: str, budget: float, **case) -> PolicyCase:
+    """Token-level eviction, with a window small enough for prompts of 60 tokens."""
+    config = CacheConfig(policy=policy, policy_options=options, budget=budget, kv_dtype="float32")
+    return PolicyCase(config, **({"events": 3} | case))
+
+
+WINDOW = "window=6,kernel=3"
 RANKED = {"residency": "ranked", "quant_fraction": 0.3}
 HALF = {"quant_fraction": 0.5, "budget": 0.3}
 
@@ -72,6 +82,19 @@ CASES: dict[str, PolicyCase] = {
         RANKED | {"window": 32, "recent": 1, "budget": 0.6}, prompt=200, events=2, model="bias"
     ),
     "no_sinks": _case(HALF | {"sink": 0, "recent": 1, "budget": 0.26}),
+    "streaming_llm": _eviction("streaming_llm", "sink=3", 0.3),
+    "h2o": _eviction("h2o", "", 0.4),
+    "snapkv": _eviction("snapkv", WINDOW, 0.4),
+    "snapkv_variant": PolicyCase(
+        CacheConfig(policy="snapkv", policy_options="window=8,kernel=4,pool=avg,recent=3,decay=0.9", budget=0.5),
+        model="bias",
+        events=3,
+    ),
+    "adakv": _eviction("adakv", f"{WINDOW},floor=0.4", 0.4),
+    "criticalkv": _eviction("criticalkv", WINDOW, 0.4),
+    "defensivekv": _eviction("defensivekv", f"{WINDOW},first_mass=0.3", 0.4),
+    "layer_defensivekv": _eviction("layer_defensivekv", f"{WINDOW},first_mass=0.3,layer_share=1.4", 0.4),
 }  # fmt: skip
 
+ROWS = [name for name, case in CASES.items() if case.config.policy in TOKEN_METHODS]
 TIERED = [name for name, case in CASES.items() if case.config.policy == "qevict"]

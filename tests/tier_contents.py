@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qevict_jax.policies.full import DenseCache
 from tests.float64_model import Context, Float64Model, rotate
 from tests.float64_quant import Decoded, decode
 
@@ -81,11 +80,6 @@ def local_tokens(cache: Any, row: int) -> np.ndarray:
 
 def context(cache: Any, layer: int, row: int, model: Float64Model, dtype: str) -> tuple[Context, np.ndarray]:
     """Everything that one layer of one row attends to, and the window of each token (-1 for a sink)."""
-    if isinstance(cache, DenseCache):
-        at = np.arange(cache.length[row])
-        tokens = numbers(cache.tokens[layer, row, at], dtype)
-        tokens = tokens.reshape(len(at), model.config.kv_heads, 2, model.config.head_dim)
-        return Context(tokens[:, :, 0], tokens[:, :, 1], at), at
     layout = cache.layout
     found = slots(cache, layer, row)
     local = local_tokens(cache, row)

@@ -105,7 +105,8 @@ class DefensiveKV:
             total = pooled.sum(axis=-1, keepdims=True)
             pooled = pooled * row.sum(axis=-1, keepdims=True) / jnp.where(total > 0, total, 1.0)
             worst = pooled.max(axis=(1, 2))
-            prior = worst.sum(axis=-1, keepdims=True) / jnp.maximum(1, old.sum(axis=-1, keepdims=True))
+            count = jnp.maximum(1, old.sum(axis=-1, keepdims=True)).astype(jnp.float32)
+            prior = worst.sum(axis=-1, keepdims=True) / count
             own = probabilities.max(axis=(1, 2))
             mean = probabilities.sum(axis=2).mean(axis=1) / options.window
             return {"score": jnp.where(old, jnp.maximum(worst, prior), own), "mean": mean}

@@ -49,25 +49,27 @@ class Options:
         check_one_of("positions", self.positions, ("cache", "original"))
 
 
+@dataclass(frozen=True)
+class RingLayout:
+    """Static numbers: the shape, sinks, R, and whether positions are those inside the cache."""
+
+    shape: KVShape
+    sink: int
+    ring: int
+    cache_positions: bool
+
+
 @no_type_check  # a pytree also holds shapes, specs and NumPy arrays
 @struct.dataclass
 class SinkAndRing:
     """Position p < sink lies in row p, later ones in row ``sink + (p - sink) % R``; keys after RoPE.
 
-    ``tokens`` is ``[L, B, sink + R, K*2*D]``, ``length`` ``[B]``.
+    ``tokens`` is ``[L, B, sink + R, K*2*D]``, ``length`` ``[B]``, ``layout`` static.
     """
 
     tokens: Shaped[Array, "L B rows K_2_D"]
     length: Int[Array, "B"]
-
-
-@dataclass(frozen=True)
-class RingLayout:
-    """Static numbers: the shape, sinks and R."""
-
-    shape: KVShape
-    sink: int
-    ring: int
+    layout: RingLayout = struct.field(pytree_node=False)
 
 
 def abstract_ring(layout: RingLayout, batch: int) -> SinkAndRing:
@@ -76,7 +78,7 @@ def abstract_ring(layout: RingLayout, batch: int) -> SinkAndRing:
     axes = (shape.layers, batch, layout.sink + layout.ring, shape.kv_heads * 2 * shape.head_dim)
     tokens: Any = jax.ShapeDtypeStruct(axes, stored_dtype(shape.dtype))
     length: Any = jax.ShapeDtypeStruct((batch,), jnp.int32)
-    return SinkAndRing(tokens, length)
+    return SinkAndRing(tokens, length, layout)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,6 @@ class StreamingLLM:
     """The policy. Nothing is scored, and events have nothing to do."""
 
     plan: CachePlan
-    options: Options
     event_steps: int = _CHUNK
 
     @property
@@ -136,7 +137,7 @@ class StreamingLLM:
             return jnp.broadcast_to(mask, (batch, count, kv_heads, mask.shape[-1]))
 
         sink_q = q
-        if self.options.positions == "cache":
+        if layout.cache_positions:
             dropped = jnp.maximum(0, at - layout.ring + 1 - layout.sink)
             cos, sin = cos_sin(dropped, transform.inv_freq)
             sink_q = rotate(q, cos, -sin)
@@ -191,25 +192,26 @@ def plan_streaming_llm(
     def rounded(ring: int, up: bool) -> int:
         return ((sink + ring + (slot_multiple - 1 if up else 0)) // slot_multiple) * slot_multiple - sink
 
+    def layout(ring: int) -> RingLayout:
+        return RingLayout(shape, sink, ring, options.positions == "cache")
+
     def size(ring: int) -> int:
-        return nbytes(abstract_ring(RingLayout(shape, sink, ring), 1))
+        return nbytes(abstract_ring(layout(ring), 1))
 
     least = rounded(_CHUNK, up=True)
     if size(least) > budget:
         raise too_small(budget, full_bytes, f"{sink} sinks and {least} new tokens", size(least))
     most = rounded(max(_CHUNK, total_len - sink), up=True)
     ring = min(most, rounded(int((budget - size(0)) // shape.bytes_per_token), up=False))
-    layout = RingLayout(shape, sink, ring)
     parts = (
         ("sinks", sink * shape.bytes_per_token),
         ("recent tokens", ring * shape.bytes_per_token),
         ("length", size(ring) - (sink + ring) * shape.bytes_per_token),
     )
-    return CachePlan(
-        config, total_len, layout, size(ring), full_bytes, parts, (("sink tokens", sink), ("recent tokens", ring))
-    )
+    capacities = (("sink tokens", sink), ("recent tokens", ring))
+    return CachePlan(config, total_len, layout(ring), size(ring), full_bytes, parts, capacities)
 
 
 def make_streaming_llm(plan: CachePlan, shape: KVShape, options: Options) -> StreamingLLM:
     """The policy."""
-    return StreamingLLM(plan, options)
+    return StreamingLLM(plan)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a method of token-level eviction decides; everything else is `token_policy`."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -45,6 +45,7 @@ class Candidates(NamedTuple):
     heads: int
 
 
+@runtime_checkable
 class Method(Protocol):
     """A frozen record of static numbers; `per_head`, `layered` and `weighted` choose the storage (`RowLayout`)."""
 

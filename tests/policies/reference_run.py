@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qevict_jax.cache import TierLayout
 from tests.algorithm1 import Algorithm1
+from tests.cache_contents import context
 from tests.float64_model import Float64Model, LayerTrace
 from tests.recording import BATCH, Moment, driver, recording
-from tests.tier_contents import context, ring_tokens, window_positions
+from tests.tier_contents import ring_tokens, window_positions
 
 
 class Expected(NamedTuple):
@@ -27,7 +29,7 @@ class Expected(NamedTuple):
         row: the row.
         logits: ``[V]``, None for an event.
         traces: of each layer, None for an event.
-        sims: algorithm 1 of each layer after the moment; empty for the full cache.
+        sims: algorithm 1 of each layer after the moment; empty for a cache without windows.
     """
 
     moment: Moment
@@ -48,7 +50,7 @@ def _row(name: str, row: int) -> Iterator[Expected]:
     model, config, plan = Float64Model(made.model), made.case.config, made.policy.plan
     layers = range(model.config.layers)
     sims = []
-    if plan.layout is not None:
+    if isinstance(plan.layout, TierLayout):
         sims = [
             Algorithm1(plan.full_windows, plan.quant_windows, config.residency == "ranked", config.ranking)
             for _ in layers

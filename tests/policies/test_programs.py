@@ -41,8 +41,8 @@ CHUNKED = [
 
 
 def rows_of(tree, row):
-    """One row of a cache: every array but ``[B]`` ones has the batch second."""
-    return jax.tree.map(lambda x: x[row] if x.ndim == 1 else x[:, row], tree)
+    """One row of a cache: arrays have the batch first, or after the layers, which are fewer."""
+    return jax.tree.map(lambda x: x[row] if x.shape[0] == BATCH else x[:, row], tree)
 
 
 @pytest.mark.parametrize("name", CASES)
