@@ -15,9 +15,13 @@ on a CPU for a TPU holds the TPU kernel. A named form is never replaced by anoth
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 IMPLEMENTATIONS = ("auto", "xla", "tpu", "gpu", "interpret")
 
@@ -47,9 +51,8 @@ def dispatch(
         ValueError: the name is not known, or the named form does not take these shapes.
     """
     if implementation == "auto":
-        kernels = {"tpu": tpu, "cuda": gpu}
-        usable = {platform: kernel for platform, kernel in kernels.items() if not isinstance(kernel, str)}
-        return lax.platform_dependent(*arrays, cpu=cpu, default=xla, **usable)
+        tpu, gpu = (xla if isinstance(kernel, str) else kernel for kernel in (tpu, gpu))
+        return _by_platform(_Forms(cpu=cpu, tpu=tpu, cuda=gpu, default=xla), arrays)
     if implementation == "xla":
         return lax.platform_dependent(*arrays, cpu=cpu, default=xla)
     named = {"tpu": tpu, "gpu": gpu, "interpret": interpret}
@@ -59,3 +62,48 @@ def dispatch(
     if isinstance(kernel, str):
         raise ValueError(f"implementation={implementation!r} cannot run here: {kernel}; 'auto' or 'xla' can")
     return kernel(*arrays)
+
+
+class _Forms(NamedTuple):
+    cpu: Callable
+    tpu: Callable
+    cuda: Callable
+    default: Callable
+
+
+def _by_platform(forms: _Forms, arrays: tuple) -> Any:
+    """`lax.platform_dependent` that traces a form only where a program is lowered for its platform.
+
+    Tracing a kernel takes up to a second, and a CPU has no use for it. There is no rule for `jax.vmap` and `jax.grad`;
+    ``"xla"`` has them.
+    """
+    flat, tree = jax.tree.flatten(arrays)
+    shapes, out_tree = jax.tree.flatten(jax.eval_shape(forms.default, *arrays))
+    results = tuple((x.shape, x.dtype) for x in shapes)
+    return jax.tree.unflatten(out_tree, _form_of_platform.bind(*flat, forms=forms, tree=tree, results=results))
+
+
+_form_of_platform = Primitive("form_of_platform")
+_form_of_platform.multiple_results = True
+
+
+@_form_of_platform.def_impl
+def _run(*flat: Any, **params: Any) -> Any:
+    return jax.jit(partial(_form_of_platform.bind, **params))(*flat)
+
+
+@_form_of_platform.def_abstract_eval
+def _abstract(*flat: Any, forms: _Forms, tree: Any, results: tuple) -> list:
+    return [flat[0].update(shape=shape, dtype=dtype, weak_type=False) for shape, dtype in results]
+
+
+def _lower(platform: str, context: Any, *flat: Any, forms: _Forms, tree: Any, results: tuple) -> Any:
+    def form(*flat: Any) -> list:
+        return jax.tree.leaves(getattr(forms, platform)(*jax.tree.unflatten(tree, flat)))
+
+    return mlir.lower_fun(form, multiple_results=True)(context, *flat)
+
+
+mlir.register_lowering(_form_of_platform, partial(_lower, "default"))
+for _platform in ("cpu", "tpu", "cuda"):
+    mlir.register_lowering(_form_of_platform, partial(_lower, _platform), platform=_platform)

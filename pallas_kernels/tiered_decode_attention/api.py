@@ -2,37 +2,58 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attention over a tiered cache: picks the implementation."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.implementation import dispatch
-from pallas_kernels.tiered_decode_attention import base
+from pallas_kernels.tiered_decode_attention import base, pallas_tpu
 from pallas_kernels.tiered_decode_attention.base import Mass as Mass
 from pallas_kernels.tiered_decode_attention.base import Tiers as Tiers
 
 
 def tiered_decode_attention(
-    *arrays: Any, implementation: str = "auto", **static: Any
+    q: Float[Array, "B T H D"],
+    q_positions: Int[Array, "B T"],
+    q_valid: Bool[Array, "B T"],
+    tiers: Tiers,
+    layer: Int[Array, ""],
+    inv_freq: Float[Array, "halfD"],
+    key_bias: Float[Array, "K D"] | None,
+    *,
+    implementation: str = "auto",
+    **static: Any,
 ) -> tuple[Float[Array, "B T H D"], Mass]:
     """`base.tiered_decode_attention`, which says what it computes and what its arguments are.
 
     Args:
-        *arrays: positional arguments of `base.tiered_decode_attention`.
         implementation: see `pallas_kernels.implementation`.
-        **static: keyword arguments of `base.tiered_decode_attention`, except ``serial``.
+        **static: ``kv_heads``, ``window``, ``ring``, ``bits`` and ``kv_dtype``.
 
     Raises:
         ValueError: a named implementation does not take these shapes, or is not known.
     """
-    missing = "there is no kernel yet"
+    checked = {name: static[name] for name in ("kv_heads", "window", "bits", "kv_dtype")}
+    on_tpu = _refusal(partial(pallas_tpu.check, q, tiers, **checked)) or partial(
+        pallas_tpu.tiered_decode_attention, **static
+    )
     return dispatch(
         implementation,
-        arrays,
+        (q, q_positions, q_valid, tiers, layer, inv_freq, key_bias),
         cpu=partial(base.tiered_decode_attention, **static, serial=True),
         xla=partial(base.tiered_decode_attention, **static, serial=False),
-        tpu=missing,
-        gpu=missing,
-        interpret=missing,
+        tpu=on_tpu,
+        gpu="there is no kernel yet",
+        interpret=on_tpu if isinstance(on_tpu, str) else partial(on_tpu, interpret=True),
     )
+
+
+def _refusal(check: Callable[[], None]) -> str | None:
+    """The reason why a kernel does not take a shape."""
+    try:
+        check()
+    except ValueError as error:
+        return str(error)
+    return None

@@ -4,6 +4,7 @@
 
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -55,3 +56,20 @@ def test_a_named_kernel_that_does_not_take_the_shape_raises(name):
 def test_an_unknown_name_raises():
     with pytest.raises(ValueError, match=", ".join(IMPLEMENTATIONS)):
         run("cuda")(jnp.float32(1))
+
+
+def test_only_the_form_of_the_platform_is_traced():
+    def never(x):
+        raise AssertionError("traced")
+
+    assert jax.jit(run("auto", tpu=never, gpu=never))(jnp.float32(1)) == FORMS["cpu"]
+    assert factor_in("auto", "tpu", cpu=never, gpu=never) == FORMS["tpu"]
+
+
+def test_auto_without_a_compiler_and_on_trees():
+    def form(tree, y):
+        return {"sum": tree["x"] + y, "nothing": None}, (y,)
+
+    forms = dict.fromkeys(FORMS, form)
+    result = dispatch("auto", ({"x": jnp.arange(3.0), "none": None}, jnp.float32(1)), **forms)
+    chex.assert_trees_all_equal(result, ({"sum": jnp.arange(1.0, 4.0), "nothing": None}, (jnp.float32(1),)))
