@@ -8,9 +8,12 @@ import numpy as np
 
 from qevict_jax.cache import TieredCache
 from qevict_jax.policies.full import DenseCache
+from qevict_jax.policies.kivi import KiviCache
+from qevict_jax.policies.kvquant import KVQuantCache
 from qevict_jax.policies.streaming_llm import SinkAndRing
 from qevict_jax.policies.token_rows import TokenRows
-from tests import row_contents, tier_contents
+from qevict_jax.policies.zipcache import ZipCache
+from tests import coded_contents, row_contents, tier_contents
 from tests.float64_model import Context, Float64Model
 
 
@@ -26,6 +29,9 @@ CONTEXTS = {
     TieredCache: tier_contents.context,
     TokenRows: row_contents.rows_context,
     SinkAndRing: row_contents.sink_and_ring_context,
+    KiviCache: coded_contents.kivi_context,
+    ZipCache: coded_contents.zipcache_context,
+    KVQuantCache: coded_contents.kvquant_context,
 }
 
 

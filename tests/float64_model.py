@@ -19,6 +19,7 @@ class Context(NamedTuple):
     values: np.ndarray  # [S, K, D]
     positions: np.ndarray  # [S]
     held: np.ndarray | None = None  # [S, K], which KV head has which token; None if all have all
+    own: bool = True  # new tokens are seen as they are; False if they are among these, as they are stored
 
 
 class LayerTrace(NamedTuple):
@@ -87,8 +88,10 @@ class Float64Model:
             keys, values, at, held = k, v, positions, None
             if contexts is not None:
                 old = contexts[layer]
-                keys, values = np.concatenate([old.keys, k]), np.concatenate([old.values, v])
-                at, held = np.concatenate([old.positions, positions]), old.held
+                keys, values, at, held = old.keys, old.values, old.positions, old.held
+                if old.own:
+                    keys, values = np.concatenate([keys, k]), np.concatenate([values, v])
+                    at = np.concatenate([at, positions])
             seen = at <= positions[:, None]
             if held is not None:
                 held = np.concatenate([held, np.ones((len(k), held.shape[1]), bool)])

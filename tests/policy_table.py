@@ -5,6 +5,8 @@
 from dataclasses import dataclass
 
 from qevict_jax.config import CacheConfig
+from tests.kvquant_calibration import OUTLIERS, calibration_file
+from tests.random_model import CONFIGS
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,14 @@ def _eviction(policy: str, options: str, budget: float, **case) -> PolicyCase:
     """Token-level eviction, with a window small enough for prompts of 60 tokens."""
     config = CacheConfig(policy=policy, policy_options=options, budget=budget, kv_dtype="float32")
     return PolicyCase(config, **({"events": 3} | case))
+
+
+def _coded(policy: str, options: str, kv_dtype: str = "float32", model: str = "plain", **case) -> PolicyCase:
+    """Every token kept as codes: the operating point decides the bytes."""
+    if policy == "kvquant":
+        options = f"{options},outliers={OUTLIERS},calibration={calibration_file(CONFIGS[model])}"
+    config = CacheConfig(policy=policy, policy_options=options, kv_dtype=kv_dtype)
+    return PolicyCase(config, model, **({"events": 3} | case))
 
 
 WINDOW = "window=6,kernel=3"
@@ -94,6 +104,12 @@ CASES: dict[str, PolicyCase] = {
     "criticalkv": _eviction("criticalkv", WINDOW, 0.4),
     "defensivekv": _eviction("defensivekv", f"{WINDOW},first_mass=0.3", 0.4),
     "layer_defensivekv": _eviction("layer_defensivekv", f"{WINDOW},first_mass=0.3,layer_share=1.4", 0.4),
+    "kivi": _coded("kivi", "bits=4,group_size=4,residual=8", events=5),
+    "kivi_bias": _coded("kivi", "bits=2,group_size=12,residual=12", "bfloat16", "bias"),
+    "kvquant": _coded("kvquant", "bits=3,sink=2", events=2),
+    "kvquant_bias": _coded("kvquant", "bits=2,sink=0", "bfloat16", "bias", events=2),
+    "zipcache": _coded("zipcache", "gap=10"),
+    "zipcache_bias": _coded("zipcache", "gap=4,important=0.45,high_bits=3", "bfloat16", "bias"),
 }  # fmt: skip
 
 ROWS = [name for name, case in CASES.items() if case.config.policy in TOKEN_METHODS]

@@ -71,6 +71,8 @@ def _row(name: str, row: int) -> Iterator[Expected]:
         logits = traces = None
         if moment.kind == "step" and moment.count[row]:
             found = [context(cache, layer, row, model, config.kv_dtype) for layer in layers]
+            if not found[0][0].own:
+                found = [context(moment.cache, layer, row, model, config.kv_dtype) for layer in layers]
             fed = moment.tokens[row, : moment.count[row]]
             logits, traces = model.run(fed, length, [c for c, _ in found], config.kv_dtype)
             logits = logits[-1]

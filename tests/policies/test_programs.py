@@ -37,6 +37,9 @@ CHUNKED = [
     "ranked_decay",
     "ranked_p_norm",
     "window_32",
+    "kivi",
+    "kvquant",
+    "zipcache",
 ]
 
 
