@@ -9,6 +9,7 @@ of the continuation on.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +86,7 @@ def _score(
     width, steps = policy.event_steps, fed.shape[1]
     fed, targets = (jnp.pad(x, ((0, 0), (0, -steps % width))) for x in (fed, targets))
 
-    def chunk(cache: Array, start: Array) -> tuple[Array, tuple[Array, Array]]:
+    def chunk(cache: Any, start: Array) -> tuple[Any, tuple[Array, Array]]:
         part, wanted = (lax.dynamic_slice_in_dim(x, start, width, axis=1) for x in (fed, targets))
         count = jnp.clip(counts - start, 0, width)
         logits, cache = step_logits(program, params, policy, cache, part, count)

@@ -31,7 +31,7 @@ _SCORES = {
     STRICT: Column("exact match (strict)"),
     FLEXIBLE: Column("exact match (flexible)"),
     AGREEMENT: Column("token agreement with the full cache"),
-    DIVERGENCE: Column("first token that differs", scale=1),
+    DIVERGENCE: Column("first token that differs", scale=1.0),
 }
 _ABLATIONS = {
     "windows": "window size W (Table 11)",
@@ -142,7 +142,7 @@ def _ablation(result: Results) -> list[Table]:
     keys: list[tuple[str, str]] = []
     if FIDELITY in result.tasks:
         columns += [
-            Column("KL (nats)", "Fidelity", scale=1, digits=4, higher_is_better=False),
+            Column("KL (nats)", "Fidelity", scale=1.0, digits=4, higher_is_better=False),
             Column("top-1", "Fidelity"),
         ]
         keys += [(FIDELITY, "kl"), (FIDELITY, "top1")]

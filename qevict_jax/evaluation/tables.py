@@ -51,21 +51,18 @@ class Table:
 
     def markdown(self) -> str:
         """GitHub Markdown."""
-        heads = [self.first, "KV memory", *(_head(column) for column in self.columns)]
+        with_memory = any(row.memory is not None for _, rows in self.groups for row in rows)
+        heads = [self.first, *(["KV memory"] if with_memory else []), *map(_head, self.columns)]
         lines = [f"### {self.title}", "", _line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
         for name, rows in self.groups:
             if name:
                 lines.append(_line([f"*{name}*", *[""] * (len(heads) - 1)]))
-            ranks = [
-                _ranks(column, [row.cells[i] if row.competes else None for row in rows])
-                for i, column in enumerate(self.columns)
-            ]
+            compared = [[row.cells[i] if row.competes else None for row in rows] for i in range(len(self.columns))]
+            ranks = [_ranks(column, cells) for column, cells in zip(self.columns, compared, strict=True)]
             for at, row in enumerate(rows):
-                cells = (
-                    _marked(column, cell, ranks[i][at])
-                    for i, (column, cell) in enumerate(zip(self.columns, row.cells, strict=True))
-                )
-                lines.append(_line([row.name, _percent(row.memory), *cells]))
+                memory = [_percent(row.memory)] if with_memory else []
+                marked = zip(self.columns, row.cells, ranks, strict=True)
+                lines.append(_line([row.name, *memory, *(_marked(c, cell, rank[at]) for c, cell, rank in marked)]))
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
 
     def csv(self) -> str:

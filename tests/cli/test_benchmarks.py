@@ -1,0 +1,220 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""`qevict eval ruler|longbench|gsm8k|ablation` and `qevict report`, on a tiny model or on answers made up."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from qevict_jax.evaluation import FidelityResult, ablation, benchmark
+from qevict_jax.evaluation.answering import Answerer
+from qevict_jax.evaluation.runs import Run, read_configuration, read_lines
+from qevict_jax.generate import Result
+
+RULER = ("eval", "ruler", "--tasks", "niah_single_1", "--lengths", "768", "--samples", "2", "--kv-dtype", "float32")
+TWO_TIERS = "tuned quant_fraction=0"  # compiles fastest
+
+
+@pytest.fixture
+def made_up_answers(monkeypatch):
+    """The full cache is right, others where the sample's number is even; nothing is compiled."""
+
+    def answer(self, questions, capacity, policy, logits, record):
+        full = policy.plan.config.policy == "full"
+
+        def result(question):
+            right = full or question.index % 2 == 0
+            return Result(
+                question.references[0] if right else "nothing",
+                (1, 2, 3) if right else (1, 5, 3),
+                *(None, "stop", len(question.tokens), policy.plan.kv_bytes, policy.plan.full_kv_bytes),
+                *(policy.plan.ratio, policy.plan.ratio, 0.0, 0.0, 0.0),
+            )
+
+        return [result(question) for question in questions]
+
+    monkeypatch.setattr(Answerer, "read", lambda self, questions, capacity: (None, None))
+    monkeypatch.setattr(Answerer, "answer", answer)
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+def test_a_run_that_is_killed_at_every_line_ends_like_one_that_is_not(qevict, checkpoint, tmp_path, monkeypatch):
+    arguments = (*RULER, "--model", checkpoint, "--cache", TWO_TIERS, "--budgets", "0.5", "--batch-size", "2")
+    result = qevict(*arguments, "--out", tmp_path / "whole")
+    assert result.exit_code == 0, result.output
+    assert "### RULER at 768 tokens" in result.stdout and f"| {TWO_TIERS} |" in result.stdout
+    whole = (tmp_path / "whole" / "samples.jsonl").read_bytes()
+    assert whole.count(b"\n") == 4
+
+    append, torn = Run.append, tmp_path / "torn" / "samples.jsonl"
+
+    def killed(self, line):
+        append(self, line)
+        with open(torn, "ab") as file:  # and half of the next line
+            file.write(b'{"cache": "tuned @ 0.5", "ta')
+        raise Killed
+
+    monkeypatch.setattr(Run, "append", killed)
+    for count in range(1, 5):
+        with pytest.raises(Killed):
+            qevict(*arguments, "--out", tmp_path / "torn", "--resume")
+        assert torn.read_bytes().count(b"\n") == count
+    monkeypatch.undo()
+    assert qevict(*arguments, "--out", tmp_path / "torn", "--resume").exit_code == 0
+    assert torn.read_bytes() == whole
+    lines = read_lines(tmp_path / "torn")
+    assert {line["cache"] for line in lines} == {"full", f"{TWO_TIERS} @ 0.5"}
+    assert all(line["kv_ratio"] <= 0.5 for line in lines if line["cache"] != "full")
+    assert all(len(line["tokens"]) == 128 or line["finish_reason"] == "stop" for line in lines)
+    stored = read_configuration(tmp_path / "torn")
+    assert len(stored["environments"]) == 5 and stored["expected"] == 4
+
+
+def test_stop_texts_end_an_answer(qevict, checkpoint, tmp_path, monkeypatch):
+    questions = []
+
+    def first(run, model, given, caches, **options):
+        # what the model really says decides what stops it
+        (spoken,) = speak(model, given[:1])
+        stop = spoken.text[2]
+        (stopped,) = speak(model, [replace(given[0], stop=(stop,))])
+        questions.append((spoken, stop, stopped))
+
+    def speak(model, given):
+        answerer = Answerer(model)
+        ((capacity, batch),) = benchmark.make_batches(model, [replace(q, max_new_tokens=8) for q in given], 1)
+        logits, record = answerer.read(batch, capacity)
+        from qevict_jax.config import CacheConfig
+
+        return answerer.answer(batch, capacity, answerer.policy(CacheConfig.full(), capacity), logits, record)
+
+    monkeypatch.setattr(benchmark, "run_benchmark", first)
+    write_gsm8k(tmp_path)
+    files = ("--test", tmp_path / "gsm8k.jsonl", "--train", tmp_path / "gsm8k.jsonl", "--shots", "0", "--samples", "1")
+    qevict("eval", "gsm8k", "--model", checkpoint, "--out", tmp_path / "run", *files, "--cache", "full")
+    ((spoken, stop, stopped),) = questions
+    assert stopped.text == spoken.text[: spoken.text.index(stop)] and stopped.finish_reason == "stop"
+    assert stopped.tokens == spoken.tokens[: len(stopped.tokens)]
+
+
+def write_gsm8k(directory):
+    rows = [{"question": f"How much is {n}?", "answer": f"It is {n}.\n#### {n}"} for n in range(1, 13)]
+    (directory / "gsm8k.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def write_longbench(directory, *names):
+    row = {"context": "the sea " * 60, "input": "what?", "answers": ["the sand"], "all_classes": None}
+    for name in names:
+        (directory / f"{name}.jsonl").write_text("\n".join([json.dumps(row)] * 2))
+
+
+def test_longbench_table_report_and_plot(qevict, checkpoint, tmp_path, made_up_answers):
+    write_longbench(tmp_path, "qasper", "musique", "hotpotqa")
+    base = ("eval", "longbench", "--model", checkpoint, "--data", tmp_path, "--tasks", "qasper,musique,hotpotqa")
+    caches = ("--preset", "tuned", "--cache", "paper recent=16", "--budgets", "0.5,0.3")
+    result = qevict(*base, *caches, "--out", tmp_path / "a", "--samples", 2)
+    assert result.exit_code == 0, result.output
+    assert "Single-Doc QA<br>Qasper | Multi-Doc QA<br>Hot.QA | Multi-Doc QA<br>Musique | Avg. |" in result.stdout
+    assert "| full | 100.0% | 100.0 | 100.0 | 100.0 | 100.0 |" in result.stdout
+    assert "*50% KV-cache budget*" in result.stdout and "| **50.0** |" in result.stdout
+    # another run of the same benchmark adds its caches
+    more = qevict(*base, "--cache", "tuned bits=4", "--budgets", "0.5", "--out", tmp_path / "b", "--samples", 2)
+    assert more.exit_code == 0, more.output
+    report = qevict("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "report")
+    assert report.exit_code == 0, report.output
+    assert report.stdout.count("###") == 1 and "| tuned bits=4 |" in report.stdout
+    names = sorted(path.suffix for path in (tmp_path / "report").iterdir())
+    assert names == [".csv", ".md", ".png"]
+    (csv,) = (tmp_path / "report").glob("*.csv")
+    rows = [line.split(",") for line in csv.read_text().splitlines()]
+    assert rows[0][:6] == ["group", "Method", "KV memory", "Qasper", "Qasper standard error", "Qasper samples"]
+    assert rows[1][:6] == ["", "full", rows[1][2], "100", "0", "2"] and rows[2][3:6] == ["50", "50", "2"]
+
+
+def test_gsm8k_by_budget_and_against_the_full_cache(qevict, checkpoint, tmp_path, made_up_answers):
+    write_gsm8k(tmp_path)
+    files = ("--test", tmp_path / "gsm8k.jsonl", "--train", tmp_path / "gsm8k.jsonl")
+    result = qevict(
+        *("eval", "gsm8k", "--model", checkpoint, *files, "--out", tmp_path / "run", "--samples", 4),
+        *("--budgets", "0.6,0.4"),
+    )
+    assert result.exit_code == 0, result.output
+    tables = result.stdout.split("### ")[1:]
+    titles = ["exact match (strict)", "exact match (flexible)", "token agreement", "first token that differs"]
+    assert len(tables) == 4 and all(name in table for name, table in zip(titles, tables, strict=True))
+    assert "| Method | 60% | 40% |" in tables[0]
+    assert "| full | 100.0 |  |" in tables[1] and "| paper-gsm8k | 50.0 | 50.0 |" in tables[1]
+    assert "| paper-gsm8k | 83.3 | 83.3 |" in tables[2]  # every other answer has one token of three wrong
+    assert "| paper-gsm8k | 2.0 | 2.0 |" in tables[3]
+    stored = read_configuration(tmp_path / "run")
+    assert stored["shots"] == 8 and stored["chat"] is False and len(stored["texts_sha256"]) == 1
+    assert [cache["recent_share"] for cache in stored["caches"]] == [None, 0.25, 0.25]
+
+
+def test_an_ablation_on_fidelity_and_retrieval(qevict, checkpoint, tmp_path, made_up_answers, monkeypatch):
+    def fidelity(model, token_ids, configs, *, prefill, steps, offsets, progress):
+        assert (prefill, steps, offsets, len(token_ids) > 1000) == (256, 32, [0, 50], True)
+        ratio = {"kv_bytes": 30, "full_kv_bytes": 100}
+        return [FidelityResult(config, kl=(0.25, 0.5), top1=(0.5, 1.0), **ratio) for config in configs]
+
+    monkeypatch.setattr(ablation, "fidelity", fidelity)
+    (tmp_path / "text.txt").write_text("the sand and the sea and the stars over an island " * 40)
+    base = (
+        *("eval", "ablation", "--model", checkpoint, "--what", "windows", "--text", tmp_path / "text.txt"),
+        *("--prefill", 256, "--steps", 32, "--offsets", "0,50", "--tasks", "niah_single_1", "--lengths", 768),
+        *("--samples", 2, "--budgets", "0.3", "--kv-dtype", "float32", "--cache", "tuned"),
+    )
+    result = qevict(*base, "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "window size W (Table 11)" in result.stdout and "KL (nats) | Fidelity<br>top-1 |" in result.stdout
+    assert "left out: tuned window=32 @ 0.3" in result.stderr
+    assert "| tuned window=8 |" in result.stdout and "| **0.3750** | **75.0** | **50.0** |" in result.stdout
+    lines = read_lines(tmp_path / "run")
+    # the full cache and W of 4, 8 and 16 at two samples, and fidelity at two places of the text
+    assert len(lines) == 4 * 2 + 3 * 2 == read_configuration(tmp_path / "run")["expected"]
+    again = qevict(*base, "--out", tmp_path / "run", "--resume")
+    assert again.exit_code == 0 and read_lines(tmp_path / "run") == lines
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--tasks", "niah"], "no task niah; there are"),
+        (["--lengths", "many"], "--lengths many must be numbers"),
+        (["--lengths", "400"], "niah_single_1 at 400 tokens: the question alone"),
+        (["--lengths", "40000"], "do not fit the model's context of 32768"),
+        (["--budgets", "x"], "--budgets x must be numbers"),
+        (["--budgets", "0.01"], "paper-ruler @ 0.01 at 768 tokens"),
+        (["--cache", "quick"], "begin with a preset or a policy"),
+        (["--no-full", "--cache", "tuned budget=2 budget=3"], "twice"),
+        (["--batch-size", "0"], "batch_size=0"),
+        (["--haystack", "missing.txt"], "missing.txt is not a file"),
+        (["--tasks", "qa_1"], "--squad FILE"),
+        (["--samples", "0"], "0 samples"),
+        (["--model", "missing"], "missing"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_leaves_no_run(refused, checkpoint, tmp_path, arguments, message):
+    assert message in refused(*RULER, "--model", checkpoint, "--out", tmp_path / "run", *arguments).replace("'", "'")
+    assert not (tmp_path / "run" / "samples.jsonl").exists() or not read_lines(tmp_path / "run")
+
+
+def test_a_run_is_not_overwritten_and_other_samples_are_not_mixed_in(
+    qevict, refused, checkpoint, tmp_path, made_up_answers
+):
+    base = (*RULER, "--model", checkpoint, "--out", tmp_path / "run", "--cache", "full")
+    assert qevict(*base).exit_code == 0
+    assert "--resume continues it" in refused(*base)
+    assert "prompts_sha256, seed differ" in refused(*base, "--resume", "--seed", 1)
+    other = (*RULER, "--model", checkpoint, "--out", tmp_path / "other", "--cache", "full", "--seed", 1)
+    assert qevict(*other).exit_code == 0
+    assert "other samples" in refused("report", tmp_path / "run", tmp_path / "other")
+
+
+def test_a_report_of_nothing(refused, tmp_path):
+    assert "holds no run" in refused("report", tmp_path)
