@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from qevict_jax.config import CacheConfig
 from qevict_jax.decoding import Compiled, Decoder, DecodeState
 from qevict_jax.models import LanguageModel
 from qevict_jax.policies import Policy, make_policy
+from qevict_jax.questions import AGNOSTIC, AWARE, split_prompt
 from qevict_jax.sampling import Filters, Numbers, Sampling
 from qevict_jax.stop import StopWatch
 from qevict_jax.token_stream import TokenStream
@@ -45,6 +47,8 @@ class Result:
         time_to_first_token: seconds of prefill and first draw, compilation not included.
         time_per_token: seconds of a decode step of the batch, compilation not included.
         compile_time: seconds spent compiling.
+        protocol: "question-aware" or "question-agnostic" (`qevict_jax.questions`), None without a question.
+        question_tokens: tokens of the prompt that are the question.
     """
 
     text: str
@@ -59,6 +63,8 @@ class Result:
     time_to_first_token: float
     time_per_token: float
     compile_time: float
+    protocol: str | None = None
+    question_tokens: int = 0
 
 
 def generate(
@@ -71,6 +77,8 @@ def generate(
     stop: Sequence[str] = (),
     log_probs: bool = False,
     buckets: bool = True,
+    questions: Sequence[str] | None = None,
+    question_aware: bool = True,
 ) -> list[Result]:
     """Generates from a batch of prompts of any lengths; each row has its own windows, tiers and end.
 
@@ -84,6 +92,9 @@ def generate(
         log_probs: also return log-probabilities.
         buckets: round prompt and output capacity up, so that other prompts of about that length compile nothing. The
             budget counts from the rounded capacity. False for exact lengths.
+        questions: for each prompt a text that follows it; prompts are texts or messages then.
+        question_aware: compress with the questions in view; False compresses the prompts alone and then feeds the
+            questions to what is left.
 
     Raises:
         QEvictError: an empty prompt, one too long for the model, or a budget too small for the cache.
@@ -92,7 +103,7 @@ def generate(
         return []
     if isinstance(prompts, str):
         raise QEvictError("prompts must be a list; for one prompt give [prompt]")
-    run = _Run(model, prompts, cache, sampling, max_new_tokens, log_probs, buckets, stop)
+    run = _Run(model, prompts, cache, sampling, max_new_tokens, log_probs, buckets, stop, questions, question_aware)
     state = run.start()
     began = time.perf_counter()
     before = run.compiled.seconds
@@ -139,13 +150,26 @@ class _Run:
         log_probs: bool,
         buckets: bool,
         stop: Sequence[str] = (),
+        questions: Sequence[str] | None = None,
+        question_aware: bool = True,
     ):
         if max_new_tokens < 1:
             raise QEvictError(f"max_new_tokens={max_new_tokens} must be at least 1")
         if any(not text for text in stop):
             raise QEvictError("an empty stop string would end every answer at once")
         self.model, self.sampling = model, sampling or Sampling()
-        self.ids = [encode_prompt(model, prompt, index) for index, prompt in enumerate(prompts)]
+        self.protocol = None if questions is None else AWARE if question_aware else AGNOSTIC
+        self.questions = [0] * len(prompts)
+        if questions is None:
+            if not question_aware:
+                raise QEvictError("question_aware=False has no effect without questions")
+            self.ids = [encode_prompt(model, prompt, index) for index, prompt in enumerate(prompts)]
+        else:
+            if len(questions) != len(prompts):
+                raise QEvictError(f"there are {len(questions)} questions for {len(prompts)} prompts; give one each")
+            parts = [split_prompt(model, *pair, i) for i, pair in enumerate(zip(prompts, questions, strict=True))]
+            self.ids = [context + question for context, question in parts]
+            self.questions = [len(question) for _, question in parts]
         longest, context = max(map(len, self.ids)), model.config.max_position
         if longest + max_new_tokens > context:
             raise QEvictError(
@@ -182,14 +206,28 @@ class _Run:
 
     def start(self) -> DecodeState:
         """Prefill and first token."""
-        lengths = np.asarray([len(ids) for ids in self.ids], np.int32)
-        prompts, lengths, limit = (jnp.asarray(x) for x in (self.prompts, lengths, self.limit))
+        fed = np.asarray(self.questions if self.protocol == AGNOSTIC else [0] * len(self.ids), np.int32)
+        lengths = np.asarray([len(ids) for ids in self.ids], np.int32) - fed
+        prompts = np.where(np.arange(self.prompts.shape[1]) < lengths[:, None], self.prompts, 0)
+        prompts, lengths, limit = (jnp.asarray(x) for x in (prompts, lengths, self.limit))
         began, before = time.perf_counter(), self.compiled.seconds
         logits, cache = self.call("read", prompts, lengths)
+        logits, cache = self._feed(logits, cache, np.asarray(lengths), fed)
         state = self.call("begin", cache, logits, lengths > 0, limit, self.numbers)
         state = jax.block_until_ready(state)
         self.time_to_first_token = time.perf_counter() - began - (self.compiled.seconds - before)
         return state
+
+    def _feed(self, logits: jax.Array, cache: Any, start: np.ndarray, count: np.ndarray) -> tuple[jax.Array, Any]:
+        """Feeds ``count`` ids of each row, from ``start`` on, to the compressed cache, in chunks with an event each."""
+        chunk = self.policy.event_steps
+        for done in range(0, int(count.max()), chunk):
+            counts = np.clip(count - done, 0, chunk).astype(np.int32)
+            columns = np.minimum(start[:, None] + done + np.arange(chunk), self.prompts.shape[1] - 1)
+            tokens = jnp.asarray(np.take_along_axis(self.prompts, columns, axis=1))
+            made, cache = self.call("feed", cache, tokens, jnp.asarray(counts))
+            logits = jnp.where(jnp.asarray(counts)[:, None] > 0, made, logits)
+        return logits, cache
 
     def results(self, state: DecodeState, elapsed: float, watches: list[StopWatch] | None = None) -> list[Result]:
         """Results of all rows, bytes taken from the real arrays."""
@@ -197,7 +235,7 @@ class _Run:
 
     def result(self, state: DecodeState, row: int, elapsed: float, watches: list[StopWatch] | None = None) -> Result:
         """The result of one row after ``elapsed`` seconds of decoding."""
-        return make_result(
+        result = make_result(
             self.compiled,
             self.model,
             state,
@@ -207,6 +245,7 @@ class _Run:
             time_to_first_token=self.time_to_first_token,
             elapsed=elapsed,
         )
+        return replace(result, protocol=self.protocol, question_tokens=self.questions[row])
 
 
 def make_result(
@@ -265,8 +304,13 @@ class stream:
         stop: Sequence[str] = (),
         log_probs: bool = False,
         buckets: bool = True,
+        question: str | None = None,
+        question_aware: bool = True,
     ):
-        self._run = _Run(model, [prompt], cache, sampling, max_new_tokens, log_probs, buckets, stop)
+        questions = None if question is None else [question]
+        self._run = _Run(
+            model, [prompt], cache, sampling, max_new_tokens, log_probs, buckets, stop, questions, question_aware
+        )
         self._watch = StopWatch(stop)
         self._tokens: TokenStream | None = None
         self.result: Result | None = None

@@ -34,6 +34,13 @@ def run(
     steps: Annotated[int, typer.Option(help="Next-token distributions compared.")] = 192,
     budgets: Annotated[str, typer.Option(help="Fractions of the full cache.")] = "0.2,0.1,0.05",
     offsets: Annotated[str, typer.Option(help="Tokens of the text to skip; several are averaged.")] = "0",
+    question_tokens: Annotated[
+        int,
+        typer.Option(
+            help="Question-agnostic: compress without the last so many tokens of the prompt, then feed them. "
+            "0 compresses with the whole prompt in view."
+        ),
+    ] = 0,
     vary: Annotated[
         list[str] | None,
         typer.Option(metavar="FIELD=VALUE,...", help="Compare all combinations of these settings; presets too."),
@@ -59,13 +66,15 @@ def run(
     if loaded.tokenizer is None:
         raise QEvictError(f"{model} has no tokenizer")
     tokens = loaded.tokenizer.encode(content, add_bos=False)
-    results = fidelity(loaded, tokens, configs, prefill=prefill, steps=steps, offsets=starts, progress=True)
+    facts = {"prefill": prefill, "steps": steps, "offsets": starts}
+    results = fidelity(loaded, tokens, configs, **facts, question=question_tokens, progress=True)
     title = f"{text.name}: {prefill} + {steps} tokens, offsets {', '.join(map(str, starts))}"
+    if question_tokens:
+        title += f", compressed {question_tokens} tokens before the prompt ends"
     Console().print(_table(title, results))
     if png is not None:
         plot_fidelity(results, png, title=title)
     if as_json:
-        facts = {"prefill": prefill, "steps": steps, "offsets": starts}
         typer.echo(json.dumps(to_json(results, model=str(model), text=content, **facts)))
 
 

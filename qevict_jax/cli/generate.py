@@ -27,6 +27,13 @@ def run(
     ] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the text from a file.")] = None,
     question: Annotated[str | None, typer.Option(help="A question to put after the text.")] = None,
+    question_aware: Annotated[
+        bool,
+        typer.Option(
+            "--question-aware/--question-agnostic",
+            help="Compress the cache with the question in view, or the text alone and feed the question afterwards.",
+        ),
+    ] = True,
     chat: Annotated[
         bool | None, typer.Option("--chat/--raw", help="Use the chat template; default if the model has one.")
     ] = None,
@@ -55,7 +62,9 @@ def run(
         raise QEvictError("--log-probs shows nothing without --json")
     if watch_layer is not None and not live:
         raise QEvictError("--watch-layer shows nothing without --watch")
-    text = read_prompt(prompt, prompt_file, question)
+    text, question = read_prompt(prompt, prompt_file, question)
+    if question is None and not question_aware:
+        raise QEvictError("--question-agnostic needs a text and a --question about it")
     from qevict_jax.generate import stream
     from qevict_jax.models import load_model
 
@@ -72,6 +81,8 @@ def run(
         stop=stop or (),
         log_probs=log_probs,
         buckets=not exact_length,
+        question=question,
+        question_aware=question_aware,
     )
     for piece in pieces if shown is None else [watch(pieces, shown)]:
         typer.echo(piece, nl=False)

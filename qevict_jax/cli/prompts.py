@@ -8,8 +8,8 @@ from pathlib import Path
 from qevict_jax.types import QEvictError
 
 
-def read_prompt(prompt: str | None, file: Path | None, question: str | None) -> str:
-    """The text of a prompt.
+def read_prompt(prompt: str | None, file: Path | None, question: str | None) -> tuple[str, str | None]:
+    """The text of a prompt, and the question that follows it; a question alone is the prompt.
 
     Args:
         prompt: given on the command line; "-" is standard input.
@@ -27,10 +27,13 @@ def read_prompt(prompt: str | None, file: Path | None, question: str | None) -> 
         document = _decode(sys.stdin.buffer.read(), "standard input")
     else:
         document = prompt or ""
-    text = "\n\n".join(part for part in (document.strip("\n"), question) if part)
+    document, question = document.strip("\n"), question or None
+    if document.strip() and question is not None:
+        return f"{document}\n\n", question
+    text = document or question or ""
     if not text.strip():
         raise QEvictError("there is no prompt: give PROMPT, --prompt-file, --question, or text on standard input")
-    return text
+    return text, None
 
 
 def read_text(file: Path) -> str:

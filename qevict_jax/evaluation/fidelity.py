@@ -17,6 +17,7 @@ from qevict_jax.models import LanguageModel
 from qevict_jax.plan import CachePlan
 from qevict_jax.policies import make_policy, plan_cache
 from qevict_jax.policies.full import Full
+from qevict_jax.questions import AGNOSTIC, AWARE
 from qevict_jax.types import BudgetError, QEvictError
 
 _REFERENCE_CHUNK = 64  # tokens that share one pass over the full cache; nothing is routed there
@@ -36,6 +37,8 @@ class FidelityResult:
         full_nll: mean NLL of the true next token with the full cache, nats.
         kv_bytes: bytes of one sequence, added up over the real arrays.
         full_kv_bytes: bytes of a full cache of the same length.
+        question_tokens: last tokens of the prompt that were fed to the compressed cache, 0 if it was compressed with
+            all of them in view.
     """
 
     config: CacheConfig
@@ -47,6 +50,12 @@ class FidelityResult:
     full_nll: tuple[float, ...] = ()
     kv_bytes: int = 0
     full_kv_bytes: int = 0
+    question_tokens: int = 0
+
+    @property
+    def protocol(self) -> str:
+        """`qevict_jax.questions`."""
+        return AGNOSTIC if self.question_tokens else AWARE
 
     @property
     def ratio_allocated(self) -> float:
@@ -72,6 +81,7 @@ def fidelity(
     prefill: int = 2048,
     steps: int = 192,
     offsets: Sequence[int] = (0,),
+    question: int = 0,
     progress: bool = False,
 ) -> list[FidelityResult]:
     """Compares configurations with the full cache on a known text, teacher-forced.
@@ -86,6 +96,8 @@ def fidelity(
         prefill: tokens read as a prompt.
         steps: distributions compared, one per token after the prompt.
         offsets: first token of each row.
+        question: last tokens of the prompt that the cache is compressed without and that are fed to it afterwards, as
+            a question in the question-agnostic protocol; 0 compresses with the whole prompt in view.
         progress: show a bar on stderr.
 
     Returns:
@@ -95,8 +107,11 @@ def fidelity(
         QEvictError: if the text is too short, or the model's context is.
     """
     rows = _rows(model, token_ids, prefill, steps, offsets)
-    record = record_prompt(model.program, model.params, rows[:, :prefill], model.dtype)
-    tokens, targets = rows[:, prefill:-1], rows[:, prefill + 1 :]
+    if not 0 <= question < prefill:
+        raise QEvictError(f"question={question} must lie in 0 .. {prefill - 1}, a part of the {prefill} prompt tokens")
+    read = prefill - question
+    record = record_prompt(model.program, model.params, rows[:, :read], model.dtype)
+    tokens, targets = rows[:, read:-1], rows[:, read + 1 :]
     reference_dtype, reference = "", jnp.zeros(())
     results: dict[int, FidelityResult] = {}
     # one reference is in memory at a time
@@ -111,9 +126,10 @@ def fidelity(
         try:
             policy = make_policy(shape, config, prefill + steps)
         except BudgetError as error:
-            results[i] = FidelityResult(config, error=str(error))
+            results[i] = FidelityResult(config, error=str(error), question_tokens=question)
             continue
         seen, cache = divergence(model.program, model.params, policy, record, tokens, targets, reference)
+        seen = {name: values[question:] for name, values in seen.items()}
         results[i] = FidelityResult(
             config,
             policy.plan,
@@ -123,6 +139,7 @@ def fidelity(
             full_nll=_per_row(seen["reference_nll"]),
             kv_bytes=sum(x.nbytes for x in jax.tree.leaves(cache)) // len(offsets),
             full_kv_bytes=policy.plan.full_kv_bytes,
+            question_tokens=question,
         )
     return [results[i] for i in range(len(configs))]
 

@@ -50,6 +50,7 @@ def to_json(
 
 def _result(result: FidelityResult) -> dict[str, Any]:
     row: dict[str, Any] = {"name": describe(result.config), "config": asdict(result.config)}
+    row |= {"protocol": result.protocol, "question_tokens": result.question_tokens}
     if result.plan is None:
         return row | {"error": result.error}
     return row | {

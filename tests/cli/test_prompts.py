@@ -11,8 +11,9 @@ from qevict_jax.types import QEvictError
 def test_a_question_follows_the_document(tmp_path):
     file = tmp_path / "document.txt"
     file.write_text("A grüner Vogel.\n", encoding="utf-8")
-    assert read_prompt(None, file, "Which bird?") == "A grüner Vogel.\n\nWhich bird?"
-    assert read_prompt("text", None, None) == "text"
+    assert read_prompt(None, file, "Which bird?") == ("A grüner Vogel.\n\n", "Which bird?")
+    assert read_prompt("text", None, None) == ("text", None)
+    assert read_prompt("", None, "Which bird?") == ("Which bird?", None)
 
 
 @pytest.mark.parametrize(
