@@ -28,9 +28,10 @@ STAGES = [
     ["attention", "coded_attention", "token_scores", "token_selection", "value_norms"],
     ["policies"],
     ["models"],
-    ["rows", "sampling", "stop", "interrupts", "decoding"],
-    ["engine", "token_stream", "generate", "session"],
+    ["questions", "rows", "sampling", "stop", "interrupts", "decoding"],
+    ["engine", "reply", "token_stream", "generate", "session"],
     ["evaluation", "diagnostics", "calibration", "fisher"],
+    ["server"],
     ["cli"],
 ]
 STAGE = {name: stage for stage, names in enumerate(STAGES) for name in names}
