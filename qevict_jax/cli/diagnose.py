@@ -3,6 +3,7 @@
 """`qevict diagnose`: the paper's observations and its promotion experiment on any model and text."""
 
 import json
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,8 @@ class Experiment(StrEnum):
 
 
 _SIZES = {Experiment.OBSERVATIONS: (512, 256), Experiment.PROMOTION: (256, 1024)}  # the paper's
+
+_FILE_WIDTH = 150  # columns of tables that go to a file or pipe
 
 
 def run(
@@ -91,7 +94,7 @@ def run(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     found = diagnose(loaded, articles, conditions, prefill=prefill, reference_dir=references, progress=True)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     if experiment is Experiment.PROMOTION:
         console.print(promotion_table(found))
     else:

@@ -3,6 +3,7 @@
 """`qevict generate --watch`: the tiers of one layer in the terminal while text streams."""
 
 import sys
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,9 +79,9 @@ def view(text: str, placement: Int8[np.ndarray, "heads S"], layer: int, width: i
 def tier_map(tiers: Int8[np.ndarray, "n"], width: int) -> Text:
     """Positions in reading order, as few to a cell as fit; a cell shows the tier of most of them."""
     per_cell = max(1, -(-len(tiers) // (width * _MAP_LINES)))
+    cells = [int(np.bincount(tiers[at : at + per_cell]).argmax()) for at in range(0, len(tiers), per_cell)]
     drawn = Text()
-    for start in range(0, len(tiers), per_cell):
-        part = tiers[start : start + per_cell]
-        cell, color, _ = CELLS[Tier(int(np.bincount(part).argmax()))]
-        drawn.append(cell, color)
+    for tier, run in groupby(cells):
+        cell, color, _ = CELLS[Tier(tier)]
+        drawn.append(cell * len(list(run)), color)
     return drawn

@@ -44,11 +44,6 @@ class Condition:
     tokens: bool = False
     live: bool = False
 
-    @property
-    def interval(self) -> int:
-        """Decode steps between events as far as the configuration says: 1 for tokens."""
-        return 1 if self.tokens else self.config.window
-
 
 def paper_conditions(budget: float = 0.2, kv_dtype: str = "bfloat16") -> list[Condition]:
     """R0 to R4, and R3 with its quantized tier out of sight.
@@ -87,35 +82,48 @@ def condition_of(config: CacheConfig, index: int) -> Condition:
     return Condition(f"C{index}", describe(config), config)
 
 
+def policy_of(model: LanguageModel, condition: Condition, total_len: int) -> Policy | None:
+    """What runs, None for a selection of tokens from the reference.
+
+    Raises:
+        QEvictError: if the budget is too small.
+    """
+    if condition.tokens:
+        tokens_kept(condition.config, total_len)
+        return None
+    policy = make_policy(model.config.kv_shape(), condition.config, total_len)
+    return policy if condition.variant is None else condition.variant(policy.plan)
+
+
 def observe(
-    model: LanguageModel, condition: Condition, reference: Reference, record: PromptRecord, tokens: np.ndarray
+    model: LanguageModel,
+    condition: Condition,
+    policy: Policy | None,
+    reference: Reference,
+    record: PromptRecord,
+    tokens: np.ndarray,
 ) -> Observed:
     """Runs a condition on the article of a reference.
 
     Args:
         model: the model.
         condition: the condition.
+        policy: from `policy_of`.
         reference: the full cache's run.
         record: the prompt.
         tokens: ``[N + 1]``, the tokens after the prompt.
-
-    Raises:
-        QEvictError: if the budget is too small, or the steps are no multiple of the policy's.
     """
     config, settings = condition.config, reference.settings
     total = settings.prefill + settings.steps
-    if condition.tokens:
+    if policy is None:
         keep = tokens_kept(config, total)
         return Observed(_token_eviction(reference, config, keep), config.sink, 1, keep)
-    if config.policy == "full" and condition.variant is None:
-        layers = reference.prompt_mass.shape[0]
-        seen = settings.prefill + np.arange(0, settings.steps + 1, config.window)[:, None]
+    if config.policy == "full":
+        # it would only repeat the reference
+        seen = settings.prefill + np.arange(0, settings.steps + 1, policy.event_steps)[:, None]
         placement = np.where(np.arange(total) < seen, Tier.FULL, Tier.UNSEEN).astype(np.int8)
-        placement = np.broadcast_to(placement[:, None, None], (len(seen), layers, 1, total))
-        return Observed(PolicyTrace(placement, config.window, nll=reference.nll), 0, config.window)
-    policy = make_policy(model.config.kv_shape(), config, total)
-    if condition.variant is not None:
-        policy = condition.variant(policy.plan)
+        placement = np.broadcast_to(placement[:, None, None], (len(seen), len(reference.prompt_mass), 1, total))
+        return Observed(PolicyTrace(placement, policy.event_steps, nll=reference.nll), 0, policy.event_steps)
     trace = trace_policy(model, policy, record, tokens)
     if isinstance(policy, QEvict):
         return Observed(trace, config.sink, config.window, policy.plan.full_windows)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 from tqdm import tqdm
 
-from qevict_jax.diagnostics.conditions import Condition, observe
+from qevict_jax.diagnostics.conditions import Condition, observe, policy_of
 from qevict_jax.diagnostics.measure import Measures, Observed, measure
 from qevict_jax.diagnostics.missed_mass import HORIZON
 from qevict_jax.diagnostics.reference import reference, settings_of
@@ -86,12 +86,14 @@ def diagnose(
     if not articles or not conditions:
         raise QEvictError("there is nothing to diagnose: give at least one article and one condition")
     steps = len(articles[0].tokens) - prefill - 1
-    for condition in conditions:
-        if steps < 1 or steps % condition.interval:
+    policies = {one.name: policy_of(model, one, prefill + steps) for one in conditions}
+    intervals = [1 if policy is None else policy.event_steps for policy in policies.values()]
+    for condition, interval in zip(conditions, intervals, strict=True):
+        if steps < 1 or steps % interval:
             raise QEvictError(
-                f"steps={steps} must be a multiple of {condition.interval} for {condition.name} ({condition.label})"
+                f"steps={steps} must be a multiple of {interval} for {condition.name} ({condition.label})"
             )
-    every = math.gcd(HORIZON, steps, *(condition.interval for condition in conditions))
+    every = math.gcd(HORIZON, *intervals)
     kv_dtype = conditions[0].config.kv_dtype
     measures, first = [], {}
     with TemporaryDirectory() as scratch:
@@ -102,7 +104,9 @@ def diagnose(
             full = reference(model, tokens, directory / f"{name}.npz", settings, progress=progress)
             record = record_prompt(model.program, model.params, tokens[None, :prefill], model.dtype)
             bar = tqdm(conditions, desc=name, unit="condition", disable=not progress)
-            observed = {one.name: observe(model, one, full, record, tokens[prefill:]) for one in bar}
+            observed = {
+                one.name: observe(model, one, policies[one.name], full, record, tokens[prefill:]) for one in bar
+            }
             measures.append(measure(full, observed))
             first = first or observed
             if reference_dir is None:

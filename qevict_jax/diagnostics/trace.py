@@ -83,7 +83,7 @@ def trace_policy(model: LanguageModel, policy: Policy, record: PromptRecord, tok
 
 @partial(jax.jit, static_argnames=("program", "policy"))
 def _run(
-    program: Program, params: nnx.State, policy: Policy, record: PromptRecord, tokens: Int[Array, "1 N+1"]
+    program: Program, params: nnx.State, policy: Policy, record: PromptRecord, tokens: Int[Array, "1 fed"]
 ) -> tuple[Int8[Array, "L 1 heads S"], dict[str, Array], Any]:
     """Placement after prefill, what each block of steps and its event gave, and the last cache."""
     transform = program.transform(program.bind(params))
