@@ -1,0 +1,61 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""The prompt pass, really compiled for TPU: it holds the kernels, and its memory is linear in the prompt."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.shapes import SHAPES
+from tests.tpu.test_decode_program import NO_TPU, ROOT
+from tests.tpu.test_decode_program import pytestmark as pytestmark
+
+# Mistral-7B has the heads of Llama-3.1-8B.
+MODELS = ("llama-3.1-8b", "qwen2.5-7b", "smollm2-135m")
+SIZES = (8192, 32768)
+
+
+def compiled(programs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `compile_prefill` prints of each program, from a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tpu.compile_prefill", json.dumps(programs)],
+        cwd=ROOT,
+        env={**os.environ, **NO_TPU},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2", "tpu7x:2x2x1"])
+def test_one_kernel_per_part_and_memory_linear_in_the_prompt(topology: str):
+    """Beside its operands and results a part keeps at most its operands in another order; S x S logits of a single
+    head would take 32 times as much at 8K tokens of Llama-3.1-8B.
+    """
+    parts = [{"part": "attention"}, {"part": "mass"}, {"part": "mass", "queries": None}]
+    asked = [
+        {"model": model, "topology": topology, "size": size, **part}
+        for model in MODELS
+        for part in parts
+        for size in SIZES
+    ]
+    for found in compiled(asked):
+        assert found["kernels"] == 1, found
+        assert found["temp_bytes"] <= 3 * found["q_bytes"], found
+
+
+@pytest.mark.parametrize(("model", "topology"), [("smollm2-135m", "v5e:2x2"), ("llama-3.1-8b", "v6e:2x2")])
+def test_the_whole_prompt_pass(model: str, topology: str):
+    """One layer's activations and nothing that grows faster: the same bound per token at both lengths."""
+    config = SHAPES[model]
+    per_token = 2 * (2 * config.mlp + 8 * max(config.hidden, config.heads * config.head_dim))
+    asked = [{"model": model, "topology": topology, "part": "program", "size": size} for size in SIZES]
+    for found in compiled(asked):
+        assert found["kernels"] == 2, found
+        assert found["temp_bytes"] <= per_token * found["size"], found
