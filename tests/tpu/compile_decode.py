@@ -70,7 +70,8 @@ def measure(model: str, topology: str, program: str, cache: dict[str, Any], tota
     looked_at = compiled(lambda cache: jax.tree.map(lambda x: x[(0,) * x.ndim], cache), state.cache)
     memory, hlo = executable.memory_analysis(), executable.as_text()
     # Rows that do not fill whole tiles (K*D = 192) are laid out slots last and copied once a program, see LOG.md.
-    tiers = [leaf for leaf in jax.tree.leaves(state.cache) if nbytes(leaf) >= 1 << 20 and leaf.shape[-1] % 128 == 0]
+    large = [leaf for leaf in jax.tree.leaves(state.cache) if nbytes(leaf) >= 1 << 20]
+    tiers = [leaf for leaf in large if leaf.shape[-1] % 128 == 0]
     weight_copies = whole_copies(hlo, params)
     return {
         "plan_bytes": policy.plan.kv_bytes * batch,
@@ -82,6 +83,10 @@ def measure(model: str, topology: str, program: str, cache: dict[str, Any], tota
         "weight_bytes": sum(map(nbytes, jax.tree.leaves(params))),
         "layer_bytes": policy.plan.kv_bytes * batch // config.layers,
         "activation_bytes": activation_bytes(config, batch),
+        # two forms of each, and what fills the lanes
+        "unaligned_bytes": sum(
+            2 * nbytes(x) * (-(-x.shape[-1] // 128) * 128) // x.shape[-1] for x in large if x.shape[-1] % 128
+        ),
         "kernels": hlo.count("tpu_custom_call"),
         "tier_copies": whole_copies(hlo, tiers),
         "weight_copies": weight_copies,
@@ -90,8 +95,10 @@ def measure(model: str, topology: str, program: str, cache: dict[str, Any], tota
 
 
 def activation_bytes(config: ModelConfig, batch: int) -> int:
-    """What one token of every sequence needs beside weights and cache, in float32, each kind twice: logits, the residual
-    stream and its norm, both halves of the MLP, queries and outputs of attention, keys and values."""
+    """What one token of every sequence needs beside weights and cache: float32, and each kind twice.
+
+    Kinds are logits, the residual stream and its norm, both halves of the MLP, queries, outputs, keys and values.
+    """
     attention = config.head_dim * (2 * config.heads + 2 * config.kv_heads)
     return 2 * 4 * batch * (config.vocab + 2 * config.hidden + 2 * config.mlp + attention)
 

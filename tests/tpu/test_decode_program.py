@@ -24,37 +24,36 @@ NO_TPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
 }
 
-# What a step may need beside its arguments: activations of one layer, logits, and the transients of XLA attention. XLA
-# also lays SmolLM2's down projection out anew once a program; those are weights and come off.
-TEMP_BYTES = 12 << 20
 # What padding may add. Arrays of one number per window fill rows of 128 lanes; so do key parameters where K*D = 192.
 PADDING = {"smollm2-135m": 1.1, "llama-3.1-8b": 1.02, "qwen2.5-7b": 1.02}
+# Rows of SmolLM2 do not fill lanes: XLA lays out weights and key parameters anew at the start of a program (LOG.md).
+UNALIGNED = "smollm2-135m"
 
+TUNED = {"preset": "tuned", "budget": 0.2}
 # 16 GB of Llama weights in bfloat16 do not fit a v5e chip, so these compile for v6e.
-CASES = {
-    "smollm2-tuned": ("smollm2-135m", "v5e:2x2", "block", {"preset": "tuned", "budget": 0.2}),
-    "smollm2-paper": ("smollm2-135m", "v5e:2x2", "block", {"preset": "paper", "budget": 0.2}),
-    "smollm2-full": ("smollm2-135m", "v5e:2x2", "block", {"preset": "full"}),
-    "llama-tuned": ("llama-3.1-8b", "v6e:2x2", "run", {"preset": "tuned", "budget": 0.2}),
+CASES = {  # model, topology, program, cache, tokens, sequences
+    "smollm2-tuned": (UNALIGNED, "v5e:2x2", "block", TUNED, 8192, 1),
+    "smollm2-paper": (UNALIGNED, "v5e:2x2", "block", {"preset": "paper", "budget": 0.2}, 8192, 1),
+    "llama-32k": ("llama-3.1-8b", "v6e:2x2", "run", TUNED, 32768, 1),
+    "llama-batch32": ("llama-3.1-8b", "v6e:2x2", "block", TUNED, 1280, 32),
+    "llama-paper-batch32": ("llama-3.1-8b", "v6e:2x2", "block", {"preset": "paper", "budget": 0.2}, 1280, 32),
     "llama-w16": (
-        "llama-3.1-8b",
-        "v6e:2x2",
-        "block",
-        {"preset": "tuned", "budget": 0.2, "window": 16, "quant_fraction": 0.9, "ranking": "decay"},
+        "llama-3.1-8b", "v6e:2x2", "block", TUNED | {"window": 16, "quant_fraction": 0.9, "ranking": "decay"}, 8192, 1
     ),
     "qwen-w16": (
         "qwen2.5-7b",
         "v6e:2x2",
         "block",
-        {"preset": "tuned", "budget": 0.1, "window": 16, "quant_fraction": 0.7, "bits": 2, "residency": "ranked"},
+        TUNED | {"window": 16, "quant_fraction": 0.7, "bits": 2, "residency": "ranked"},
+        8192,
+        1,
     ),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_cache_stays_in_place(case: str):
-    model, topology, program, cache = CASES[case]
-    asked = {"model": model, "topology": topology, "program": program, "cache": cache, "total": 8192, "batch": 1}
+def compiled(model: str, topology: str, program: str, cache: dict, total: int, batch: int) -> dict:
+    """What `compile_decode` finds, in a process of its own."""
+    asked = {"model": model, "topology": topology, "program": program, "cache": cache, "total": total, "batch": batch}
     done = subprocess.run(
         [sys.executable, "-m", "tests.tpu.compile_decode", json.dumps(asked)],
         cwd=ROOT,
@@ -64,9 +63,31 @@ def test_cache_stays_in_place(case: str):
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_decoding_reads_the_cache_in_place(case: str):
+    model = CASES[case][0]
+    found = compiled(*CASES[case])
+    print(found)
+    assert found["kernels"] == 1  # one call, in the loop over layers
     assert found["tier_copies"] == {}
-    assert found["temp_bytes"] - found["weight_copy_bytes"] <= TEMP_BYTES, found
     assert found["cache_bytes"] == found["plan_bytes"]
     assert found["cache_argument_bytes"] <= PADDING[model] * found["plan_bytes"], found
     assert found["alias_bytes"] >= found["cache_bytes"], found
+    temporary = found["temp_bytes"]
+    if model == UNALIGNED:
+        temporary -= found["weight_copy_bytes"] + found["unaligned_bytes"]
+    assert temporary <= found["layer_bytes"] + found["activation_bytes"], found
+
+
+def test_against_the_full_cache():
+    """The paper's setting, 256 + 1,024 tokens at batch 32: 29.54 GB became 20.78 GB there."""
+    full = compiled("llama-3.1-8b", "v6e:2x2", "block", {"preset": "full"}, 1280, 32)
+    ours = compiled(*CASES["llama-batch32"])
+    print(full, ours)
+    assert full["tier_copies"] == ours["tier_copies"] == {}
+    saved = full["plan_bytes"] - ours["plan_bytes"]
+    assert full["peak_bytes"] - ours["peak_bytes"] >= saved
+    assert ours["peak_bytes"] <= 1.01 * (ours["weight_bytes"] + ours["cache_bytes"] + ours["activation_bytes"])
