@@ -21,6 +21,7 @@ from qevict_jax.cli import (
     plan,
     report_command,
     ruler,
+    serve,
 )
 from qevict_jax.types import QEvictError
 from qevict_jax.version import __version__
@@ -49,6 +50,7 @@ app.command("calibrate")(calibrate.run)
 app.command("plan")(plan.run)
 app.command("generate")(generate.run)
 app.command("chat")(chat.run)
+app.command("serve")(serve.run)
 app.command("diagnose")(diagnose.run)
 app.command("report")(report_command.run)
 evaluation.command("fidelity")(fidelity.run)
