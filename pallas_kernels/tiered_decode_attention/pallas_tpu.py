@@ -65,25 +65,10 @@ def tiered_decode_attention(
     Raises:
         ValueError: `check` says why.
     """
-    check(q, tiers, kv_heads=kv_heads, window=window, bits=bits, kv_dtype=kv_dtype)
-    batch, tokens, heads, channels = q.shape
-    rows = QueryRows(kv_heads, heads // kv_heads, tokens)
-    quantized = tiers.quantized
-    shape = KernelShape(
-        rows=rows,
-        head_dim=channels,
-        window=window,
-        bits=bits,
-        param_bits=8 if quantized is not None and quantized.key_params.dtype == jnp.uint16 else 16,
-        kv_dtype=str(jnp.dtype(kv_dtype)),
-        local_rows=tiers.local.shape[2],
-        full_slots=0 if tiers.full is None else tiers.full.shape[2],
-        code_slots=0 if quantized is None else quantized.key_params.shape[2],
-        scalar_row=0 if quantized is None else quantized.scalars.shape[3],
-        exact=jnp.dtype(kv_dtype) != jnp.bfloat16,
-        bias=key_bias is not None and quantized is not None,
-        interpret=interpret,
+    shape = kernel_shape(
+        q, tiers, key_bias, kv_heads=kv_heads, window=window, bits=bits, kv_dtype=kv_dtype, interpret=interpret
     )
+    batch, rows = q.shape[0], shape.rows
     operands = _operands(shape, q, q_positions, q_valid, tiers, inv_freq, key_bias)
     outputs = _outputs(shape, batch)
     names = list(operands), list(outputs), list(shape.scratch())
@@ -111,6 +96,42 @@ def tiered_decode_attention(
         ring=local[:, :ring].reshape(batch, -1, window).sum(axis=-1),
         full=None if not shape.full_slots else found["full_mass"].reshape(batch, -1)[:, : shape.full_slots],
         quantized=None if not shape.code_slots else _slot_order(shape, found["mass"]),
+    )
+
+
+def kernel_shape(
+    q: Any,
+    tiers: Tiers,
+    key_bias: Any,
+    *,
+    kv_heads: int,
+    window: int,
+    bits: int,
+    kv_dtype: str,
+    interpret: bool = False,
+) -> KernelShape:
+    """Static numbers of the kernel for these arguments, which may be abstract.
+
+    Raises:
+        ValueError: `check` says why.
+    """
+    check(q, tiers, kv_heads=kv_heads, window=window, bits=bits, kv_dtype=kv_dtype)
+    _, tokens, heads, channels = q.shape
+    quantized = tiers.quantized
+    return KernelShape(
+        rows=QueryRows(kv_heads, heads // kv_heads, tokens),
+        head_dim=channels,
+        window=window,
+        bits=bits,
+        param_bits=8 if quantized is not None and quantized.key_params.dtype == jnp.uint16 else 16,
+        kv_dtype=str(jnp.dtype(kv_dtype)),
+        local_rows=tiers.local.shape[2],
+        full_slots=0 if tiers.full is None else tiers.full.shape[2],
+        code_slots=0 if quantized is None else quantized.key_params.shape[2],
+        scalar_row=0 if quantized is None else quantized.scalars.shape[3],
+        exact=jnp.dtype(kv_dtype) != jnp.bfloat16,
+        bias=key_bias is not None and quantized is not None,
+        interpret=interpret,
     )
 
 
