@@ -1,0 +1,338 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Decode attention over a tiered cache on NVIDIA GPUs (compute capability 8.0 and later), in one Triton kernel.
+
+The kernel reads the stacks in place. Its grid is splits of the windows, KV heads and sequences; small arrays with the
+state of each split and the weight of each window become output and mass in XLA. `gpu_quantized` has the arithmetic.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.quantized_windows import QuantizedWindows
+from pallas_kernels.tiered_decode_attention import gpu_online as online
+from pallas_kernels.tiered_decode_attention import gpu_triton as triton
+from pallas_kernels.tiered_decode_attention.base import Mass, Tiers
+from pallas_kernels.tiered_decode_attention.gpu_dense import dense_block
+from pallas_kernels.tiered_decode_attention.gpu_quantized import Place, Shape, quantized_block
+from pallas_kernels.tiered_decode_attention.gpu_splits import (
+    DENSE_BLOCK,
+    QUANTIZED_BLOCK,
+    Splits,
+    masses,
+    merge,
+    share,
+)
+
+ROWS = 16  # query rows of a program: what one matrix instruction takes
+WARPS, STAGES = 4, 2
+
+
+class Refs(NamedTuple):
+    """Inputs of the kernel; N is KV heads times blocks of query rows, head first."""
+
+    turned: Float[Array, "B N W 2 rows half"]
+    queries: Float[Array, "B N parts 2 rows half"]
+    row_positions: Int[Array, "B N rows"]
+    newest: Int[Array, "B"]
+    tiers: Tiers
+    layer: Int[Array, "1"]
+    inv_freq: Float[Array, "half"]
+    key_bias: Float[Array, "K 2 half"] | None
+
+
+class Results(NamedTuple):
+    """Outputs of the kernel."""
+
+    peaks: Float[Array, "B N splits rows"]
+    totals: Float[Array, "B N splits rows"]
+    mixed: Float[Array, "B N splits rows D"]
+    received: Float[Array, "B N rows windows"]
+    block_peaks: Float[Array, "B N blocks rows"]
+
+
+def check(tiers: Tiers) -> None:
+    """Refuses what the kernel cannot address.
+
+    Raises:
+        ValueError: a stack of 2**31 to 2**32 bytes in uint8, of which Triton would compute offsets in 32 bits.
+    """
+    for stack in jax.tree.leaves((tiers.local, tiers.full, tiers.quantized)):
+        if stack.size >= 1 << 31 and stack.size * stack.dtype.itemsize <= 1 << 32:
+            raise ValueError(f"a stack {stack.shape} of {stack.dtype} has too many elements for 32-bit offsets")
+
+
+def tiered_decode_attention(
+    q: Float[Array, "B T H D"],
+    q_positions: Int[Array, "B T"],
+    q_valid: Bool[Array, "B T"],
+    tiers: Tiers,
+    layer: Int[Array, ""],
+    inv_freq: Float[Array, "halfD"],
+    key_bias: Float[Array, "K D"] | None,
+    *,
+    kv_heads: int,
+    window: int,
+    ring: int,
+    bits: int,
+    kv_dtype: str,
+    interpret: bool = False,
+) -> tuple[Float[Array, "B T H D"], Mass]:
+    """`base.tiered_decode_attention` for GPUs.
+
+    Quantized keys and queries meet in float16, values and weights in bfloat16, sums are float32. Keys with their bias
+    must stay below 46,000 in magnitude, so that a turned key fits float16.
+
+    Raises:
+        ValueError: a shape that `check` refuses.
+    """
+    check(tiers)
+    batch, tokens, heads, head_dim = q.shape
+    groups = heads // kv_heads
+    shape = Shape(kv_heads, head_dim, window, bits, ROWS, interpret)
+    row_blocks = -(-tokens * groups // ROWS)
+    local_windows = -(-tiers.local.shape[2] // window)
+    splits = Splits.of(
+        0 if tiers.quantized is None else tiers.quantized.key_params.shape[2],
+        0 if tiers.full is None else tiers.full.shape[2],
+        local_windows,
+        copies=batch * kv_heads * row_blocks,
+    )
+
+    def by_row(x: Array) -> Array:
+        """``[B, T, ...]`` repeated for each head of a group, filled up: ``[B, row_blocks, ROWS]``."""
+        rows = jnp.repeat(x, groups, axis=1)
+        padding = row_blocks * ROWS - rows.shape[1]
+        return jnp.pad(rows, ((0, 0), (0, padding))).reshape(batch, row_blocks, ROWS)
+
+    def by_program(x: Array) -> Array:
+        """The same for every KV head: ``[B, N, ROWS]``."""
+        return jnp.broadcast_to(x[:, None], (batch, kv_heads, *x.shape[1:])).reshape(batch, -1, ROWS)
+
+    counted = by_program(by_row(q_valid))
+    row_positions = jnp.where(counted, by_program(by_row(q_positions)), -1)
+    rows = _rows(q, kv_heads, row_blocks)
+    refs = Refs(
+        turned=_turn_back(rows, inv_freq, window, shape),
+        queries=_parts(_pad_last(rows, shape), kv_dtype),
+        row_positions=row_positions,
+        newest=row_positions.max(axis=(1, 2)),
+        tiers=tiers._replace(full_valid=None if tiers.full_valid is None else tiers.full_valid.astype(jnp.int32)),
+        layer=jnp.reshape(layer, (1,)),
+        inv_freq=_pad_last(inv_freq, shape),
+        key_bias=None
+        if key_bias is None
+        else _pad_last(key_bias.astype(jnp.float32).reshape(kv_heads, 2, head_dim // 2), shape),
+    )
+    results = _call(refs, splits, shape, row_blocks, tokens * groups, kv_dtype)
+
+    used = tokens * groups if row_blocks == 1 else ROWS  # rows behind are not read
+    out, peak, inverse = merge(
+        results.peaks[..., :used], results.totals[..., :used], results.mixed[..., :used, :head_dim]
+    )
+    out = out.reshape(batch, kv_heads, row_blocks * used, head_dim)[:, :, : tokens * groups]
+    out = jnp.transpose(out.reshape(batch, kv_heads, tokens, groups, head_dim), (0, 2, 1, 3, 4))
+    quantized, full, local = (
+        x / heads
+        for x in masses(
+            splits, results.received[:, :, :used], results.block_peaks[..., :used], peak, inverse, counted[..., :used]
+        )
+    )
+    ring_windows = ring // window
+    return out.reshape(batch, tokens, heads, head_dim), Mass(
+        sink=local[:, ring_windows:].sum(axis=1),
+        ring=local[:, :ring_windows],
+        full=None if tiers.full is None else full[:, : tiers.full.shape[2]],
+        quantized=None if tiers.quantized is None else quantized[:, : tiers.quantized.key_params.shape[2]],
+    )
+
+
+def _rows(q: Float[Array, "B T H D"], kv_heads: int, row_blocks: int) -> Float[Array, "B N rows 2 halfD"]:
+    """Query rows that share a KV head, filled up with zeros, in units of log2 e."""
+    batch, tokens, heads, head_dim = q.shape
+    rows = q.astype(jnp.float32) * np.float32(head_dim**-0.5 / np.log(2.0))
+    rows = rows.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim)
+    rows = jnp.transpose(rows, (0, 2, 1, 3, 4)).reshape(batch, kv_heads, -1, head_dim)
+    rows = jnp.pad(rows, ((0, 0), (0, 0), (0, row_blocks * ROWS - rows.shape[2]), (0, 0)))
+    return rows.reshape(batch, kv_heads * row_blocks, ROWS, 2, head_dim // 2)
+
+
+def _pad_last(x: Float[Array, "*n halfD"], shape: Shape) -> Float[Array, "*n half"]:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, shape.half - x.shape[-1])])
+
+
+def _turn_back(
+    rows: Float[Array, "B N rows 2 halfD"], inv_freq: Float[Array, "halfD"], window: int, shape: Shape
+) -> Float[Array, "B N W 2 rows half"]:
+    """Queries turned back by 0 .. W-1 positions, float16."""
+    angles = jnp.arange(window, dtype=jnp.float32)[:, None, None] * inv_freq
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    low, high = rows[:, :, None, :, 0], rows[:, :, None, :, 1]
+    turned = jnp.stack([low * cos + high * sin, high * cos - low * sin], axis=3)
+    return _pad_last(turned, shape).astype(jnp.float16)
+
+
+def _parts(rows: Float[Array, "B N rows 2 half"], kv_dtype: str) -> Float[Array, "B N parts 2 rows half"]:
+    """Queries in ``kv_dtype``; for bfloat16, whose eight bits are too few, as a sum of two."""
+    rows = jnp.swapaxes(rows, 2, 3)
+    parts = [rows.astype(kv_dtype)]
+    if kv_dtype == "bfloat16":
+        # the reduce_precision of the compiler must not see through the rounding
+        rounded = lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)
+        parts.append((rows - rounded).astype(kv_dtype))
+    return jnp.stack(parts, axis=2)
+
+
+def _call(refs: Refs, splits: Splits, shape: Shape, row_blocks: int, rows: int, kv_dtype: str) -> Results:
+    batch, programs = refs.turned.shape[:2]
+
+    def array(*axes: int) -> Any:
+        return jax.ShapeDtypeStruct((batch, programs, *axes), jnp.float32)
+
+    out_shape = Results(
+        peaks=array(splits.programs, ROWS),
+        totals=array(splits.programs, ROWS),
+        mixed=array(splits.programs, ROWS, shape.channels),
+        received=array(ROWS, splits.windows),
+        block_peaks=array(splits.blocks, ROWS),
+    )
+    leaves, tree = jax.tree.flatten(refs)
+
+    def kernel(*pointers) -> None:
+        inputs = jax.tree.unflatten(tree, pointers[: len(leaves)])
+        _kernel(inputs, Results(*pointers[len(leaves) :]), splits, shape, row_blocks, rows, kv_dtype)
+
+    call = triton.pallas_call(
+        kernel,
+        grid=(splits.programs, programs, batch),
+        out_shape=out_shape,
+        warps=WARPS,
+        stages=STAGES,
+        interpret=shape.interpret,
+        name="tiered_decode_attention",
+    )
+    return call(*leaves)
+
+
+def _kernel(
+    refs: Refs, results: Results, splits: Splits, shape: Shape, row_blocks: int, rows: int, kv_dtype: str
+) -> None:
+    split, program, row = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    head = program // row_blocks
+    place = Place(refs.layer[0], row, head)
+    real_row = program % row_blocks * ROWS + triton.iota(ROWS) < rows  # rows that fill up are not written
+
+    def write_block(sums: online.Sums, received: Array, block: Array, window: Array) -> None:
+        results.block_peaks[row, program, block] = sums.peak
+        target = (row, program, slice(None), pl.ds(window, received.shape[1]))
+        mask = jnp.broadcast_to(real_row[:, None], received.shape)
+        triton.store(results.received, *target, value=received, mask=mask)
+
+    def write(sums: online.Sums) -> None:
+        results.peaks[row, program, split] = sums.peak
+        results.totals[row, program, split] = sums.total.sum(axis=1)
+        mixed = sums.mixed + sums.constant.sum(axis=1)[:, None]
+        mask = jnp.broadcast_to(real_row[:, None], mixed.shape)
+        triton.store(results.mixed, row, program, split, value=mixed, mask=mask)
+
+    def quantized_windows() -> None:
+        windows = refs.tiers.quantized
+        assert windows is not None
+        slots = windows.key_params.shape[2]
+        inv_freq = refs.inv_freq[...]
+        bias = None if refs.key_bias is None else (refs.key_bias[head, 0], refs.key_bias[head, 1])
+
+        def queries(t: int) -> tuple[Array, Array]:
+            return refs.turned[row, program, t, 0], refs.turned[row, program, t, 1]
+
+        def body(block: Array, sums: online.Sums) -> online.Sums:
+            slot = block * QUANTIZED_BLOCK + triton.iota(QUANTIZED_BLOCK)
+            sums, received = quantized_block(
+                sums,
+                queries,
+                QuantizedWindows(*windows),
+                refs.tiers.quantized_starts,
+                jnp.minimum(slot, slots - 1),
+                slot < slots,
+                place,
+                inv_freq,
+                bias,
+                shape,
+            )
+            write_block(sums, received, block, block * QUANTIZED_BLOCK)
+            return sums
+
+        state = online.empty(ROWS, QUANTIZED_BLOCK, shape.channels)
+        write(lax.fori_loop(*share(splits, split, quantized=True), body, state))
+
+    def dense_windows() -> None:
+        row_positions, newest = refs.row_positions[row, program], refs.newest[row]
+        parts = [(refs.queries[row, program, i, 0], refs.queries[row, program, i, 1]) for i in range(_count(kv_dtype))]
+
+        def full_block(block: Array, sums: online.Sums) -> online.Sums:
+            ref, valid = refs.tiers.full, refs.tiers.full_valid
+            assert ref is not None and valid is not None
+            slot = block * DENSE_BLOCK + triton.iota(DENSE_BLOCK)
+            slots = jnp.minimum(slot, ref.shape[2] - 1)
+            attended = (valid[row, slots] != 0) & (slot < ref.shape[2])
+
+            def load(t: int, first: Array, count: int, size: int) -> Array:
+                return _columns(ref, (place.layer, row, slots[:, None], t), first, count, size)
+
+            def seen(t: int) -> tuple[Array, Array]:
+                return jnp.broadcast_to(attended[None, :], (ROWS, DENSE_BLOCK)), attended
+
+            sums, received = dense_block(sums, parts, load, seen, head, kv_dtype, shape)
+            window = splits.quantized * QUANTIZED_BLOCK + block * DENSE_BLOCK
+            write_block(sums, received, splits.quantized + block, window)
+            return sums
+
+        def local_block(block: Array, sums: online.Sums) -> online.Sums:
+            ref = refs.tiers.local
+            index = (block - splits.full) * DENSE_BLOCK + triton.iota(DENSE_BLOCK)
+
+            def token(t: int) -> tuple[Array, Array]:
+                place = index * shape.window + t
+                return jnp.minimum(place, ref.shape[2] - 1), place < ref.shape[2]
+
+            def load(t: int, first: Array, count: int, size: int) -> Array:
+                return _columns(ref, (place.layer, row, token(t)[0][:, None]), first, count, size)
+
+            def seen(t: int) -> tuple[Array, Array]:
+                slot, exists = token(t)
+                position = refs.tiers.local_positions[row, slot]
+                visible = (position[None, :] <= row_positions[:, None]) & exists[None, :]
+                return visible, (position <= newest) & exists
+
+            sums, received = dense_block(sums, parts, load, seen, head, kv_dtype, shape)
+            window = splits.quantized * QUANTIZED_BLOCK + block * DENSE_BLOCK
+            write_block(sums, received, splits.quantized + block, window)
+            return sums
+
+        first, last = share(splits, split, quantized=False)
+        state = online.empty(ROWS, DENSE_BLOCK, shape.channels)
+        if splits.full:
+            state = lax.fori_loop(first, jnp.minimum(last, splits.full), full_block, state)
+        write(lax.fori_loop(jnp.maximum(first, splits.full), last, local_block, state))
+
+    if splits.quantized:
+        pl.when(split < splits.quantized_programs)(quantized_windows)
+        pl.when(split >= splits.quantized_programs)(dense_windows)
+    else:
+        dense_windows()
+
+
+def _count(kv_dtype: str) -> int:
+    return 2 if kv_dtype == "bfloat16" else 1
+
+
+def _columns(ref, lead: tuple, first: Array, count: int, size: int) -> Array:
+    channel = triton.iota(size)
+    mask = None if count == size else jnp.broadcast_to(channel[None, :] < count, (DENSE_BLOCK, size))
+    return triton.load(ref, *lead, (first + channel)[None, :], mask=mask)

@@ -1,0 +1,151 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU kernel of decode attention, interpreted, against the XLA form over the whole table of shapes.
+
+Tolerance: a turned query, the numbers of a key map, and a turned key twice are rounded to float16: four independent
+errors of at most 2^-12 in each product of a score, of which six standard deviations are allowed. A weight is then off
+by twice the error of a score, and is rounded to bfloat16 before it meets values.
+"""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.packing import BITS, WINDOWS, pack
+from pallas_kernels.quantized_windows import dequantize
+from pallas_kernels.tiered_decode_attention import arg_specs, base, gpu_triton, pallas_gpu
+from pallas_kernels.tiered_decode_attention.arg_specs import SPECS
+from pallas_kernels.tiered_decode_attention.gpu_angles import cos_sin
+from pallas_kernels.tiered_decode_attention.gpu_quantized import Place, Shape, code_words, token_codes
+from tests.quick_compile import QUICK
+
+PRODUCT = 6 * (4 / 3) ** 0.5 * 2.0**-12  # a uniform error of at most e has a standard deviation of e / sqrt(3)
+WEIGHT = 2.0**-9
+OPTIONS = QUICK | {"xla_cpu_use_fusion_emitters": False}  # the interpreted kernel is thousands of operations
+FLOOR = 2e-6  # what float32 adds
+
+
+@cache
+def results(name: str) -> tuple:
+    """Arguments, and output and mass of the kernel and of the XLA form."""
+    spec = SPECS[name]
+    args, static = arg_specs.random_args(spec), arg_specs.static_args(spec)
+    forms = partial(pallas_gpu.tiered_decode_attention, interpret=True), base.tiered_decode_attention
+    both = [jax.device_get(jax.jit(partial(form, **static), compiler_options=OPTIONS)(*args)) for form in forms]
+    return jax.device_get(args), *both
+
+
+def score_error(name: str) -> tuple[float, float]:
+    """Error allowed in a score, in nats, and the largest value."""
+    spec, (args, _, _) = SPECS[name], results(name)
+    q, tiers, key_bias = args[0], args[3], args[6]
+    if not spec.Q or spec.empty:
+        return 0.0, 4.0
+    stored = jax.tree.map(lambda x: jnp.asarray(x[spec.layer]), tiers.quantized)
+    attended = np.asarray(tiers.quantized_starts >= 0)[..., None, None, None]
+    keys, values = (
+        np.where(attended, x, 0.0) for x in dequantize(stored, kv_heads=spec.K, bits=spec.bits, window=spec.W)
+    )
+    if key_bias is not None:
+        keys = keys + key_bias
+    low, high = np.split(keys, 2, axis=-1)
+    size = np.sqrt(low**2 + high**2).max(axis=(1, 2))  # [B, K, D/2], of the pair that turns together
+    low, high = np.split(q.reshape(spec.B, spec.T, spec.K, spec.G, spec.D), 2, axis=-1)
+    products = np.sqrt(low**2 + high**2).max(axis=(1, 3)) * size
+    return PRODUCT * np.sqrt((products**2).sum(axis=-1).max() / spec.D), np.abs(values).max()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_output(name):
+    (_, _, q_valid, *_), (out, _), (wanted, _) = results(name)
+    assert out.dtype == np.float32 and out.shape == wanted.shape
+    error, size = score_error(name)
+    limit = FLOOR + (np.expm1(2 * error) + WEIGHT) * size
+    np.testing.assert_allclose(out[q_valid], wanted[q_valid], rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_mass(name):
+    """Of every window; all of it together is the number of valid queries, or nothing where nothing is seen."""
+    (_, _, q_valid, *_), (_, mass), (_, wanted) = results(name)
+    limit = np.expm1(2 * score_error(name)[0])
+    for tier, received, expected in zip(mass._fields, mass, wanted, strict=True):
+        assert (received is None) == (expected is None)
+        if received is not None:
+            np.testing.assert_allclose(received, expected, rtol=limit, atol=FLOOR * q_valid.shape[1], err_msg=tier)
+    total = sum(x.reshape(x.shape[0], -1).sum(axis=1) for x in jax.tree.leaves(mass))
+    queries = q_valid.sum(axis=1) * (not SPECS[name].empty)
+    np.testing.assert_allclose(total, queries, rtol=1e-5, atol=1e-6)
+
+
+def run_pairs(asm: str, *, args, constraints: str, pack: int, result_shape_dtypes) -> list:
+    """PTX of `gpu_triton.decode` on pairs of 16-bit words, in NumPy."""
+    assert pack == 2 and constraints.split(",") == ["=r"] + ["r"] * len(args)
+    dtype = result_shape_dtypes[0].dtype
+    registers = {f"${i + 1}": np.ascontiguousarray(np.asarray(x)).view(np.uint32) for i, x in enumerate(args)}
+
+    def read(operand: str):
+        return registers[operand] if operand in registers else np.uint32(int(operand, 0))
+
+    def halves(operand: str):
+        return np.atleast_1d(read(operand)).view(dtype).astype(np.float32)
+
+    for line in asm.strip("{} ").split(";")[1:-1]:
+        name, target, *sources = line.replace(",", " ").split()
+        if name == "mov.b32":
+            registers[target] = read(sources[0])
+        elif name in ("shl.b32", "shr.b32"):
+            value, count = read(sources[0]), read(sources[1])
+            registers[target] = value << count if name == "shl.b32" else value >> count
+        elif name == "lop3.b32":
+            a, b, c = (read(x) for x in sources[:3])
+            table = int(sources[3], 0)
+            found = np.uint32(0)
+            for i in range(8):
+                if table >> i & 1:
+                    found = found | (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+            registers[target] = found
+        else:
+            assert name == {"float16": "fma.rn.f16x2", "bfloat16": "fma.rn.bf16x2"}[np.dtype(dtype).name]
+            a, b, c = (halves(x) for x in sources)
+            a, b, c = np.broadcast_arrays(a, np.resize(b, a.shape), np.resize(c, a.shape))
+            registers[target] = np.ascontiguousarray((a * b + c).astype(dtype)).view(np.uint32)
+    return [jnp.asarray(registers["$0"].view(dtype).reshape(args[0].shape))]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("bits", BITS)
+def test_codes(bits, window, dtype, monkeypatch):
+    """Exact, as JAX and as PTX: interpret mode runs only the first."""
+    monkeypatch.setattr(gpu_triton.pltriton, "elementwise_inline_asm", run_pairs)
+    codes = np.random.default_rng(0).integers(0, 1 << bits, (4, window, 16))
+    packed = [x.reshape(1, 1, 4, -1) for x in pack(jnp.asarray(codes), bits)]
+    for interpret in (True, False):
+        shape = Shape(kv_heads=1, head_dim=8, window=window, bits=bits, rows=16, interpret=interpret)
+        words = code_words(packed, Place(0, 0, 0), jnp.arange(4), 0, 16, 16, shape)
+        for t in range(window):
+            found = token_codes(words, t, dtype, shape)
+            np.testing.assert_array_equal(np.float32(found), codes[:, t])
+
+
+def test_cos_sin():
+    """To 2e-5 at all positions, of the angle in float32."""
+    positions = np.array([0, 1, 100, 3_001, 32_767, 131_071, 400_000])
+    inv_freq = arg_specs.inverse_frequencies(arg_specs.MODEL_SPECS["llama_tuned"])
+    angles = np.float64(np.float32(positions)[:, None] * inv_freq)
+    cos, sin = jax.jit(partial(cos_sin, interpret=True))(jnp.asarray(positions), jnp.asarray(inv_freq))
+    np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(sin, np.sin(angles), rtol=0, atol=2e-5)
+
+
+def test_a_stack_too_large_for_32_bit_offsets_is_refused():
+    args = list(arg_specs.abstract_args(arg_specs.MODEL_SPECS["llama_tuned"]))
+    codes = args[3].quantized.codes
+    large = jax.ShapeDtypeStruct((32, 16, 3056, codes[1].shape[-1]), codes[1].dtype)
+    args[3] = args[3]._replace(quantized=args[3].quantized._replace(codes=(codes[0], large)))
+    with pytest.raises(ValueError, match="32-bit offsets"):
+        pallas_gpu.check(args[3])
