@@ -67,6 +67,8 @@ def plot_pareto(result: Results, path: str | Path) -> None:
     for axes, (family, kind, points, full) in zip(grid.flat, panels, strict=False):
         _panel(axes, points, full, methods)
         axes.set_title(f"{family}: {kind}" if len(kinds) > 1 else family)
+    handles = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize="small")
     figure.suptitle(f"{result.benchmark}, {result.model}")
     figure.savefig(path, dpi=130)
 
@@ -89,7 +91,8 @@ def _points(
 
 
 def _panel(axes: Axes, points: Sequence[Point], full: float | None, methods: Sequence[str]) -> None:
-    colors, markers = colormaps["tab10"].colors, "os^DvP*X"  # pyright: ignore[reportAttributeAccessIssue]
+    shades = colormaps["tab20"].colors  # pyright: ignore[reportAttributeAccessIssue]
+    colors, markers = shades[::2] + shades[1::2], "os^DvP*X"  # strong ones before pale ones
     for i, name in enumerate(methods):
         line = sorted((point for point in points if point.name == name), key=lambda point: point.memory)
         if line:
@@ -116,4 +119,3 @@ def _panel(axes: Axes, points: Sequence[Point], full: float | None, methods: Seq
         axes.axhline(full, linestyle="--", color="gray", label="full cache")
     axes.set(xlabel="KV memory, % of the full cache", ylabel="score, %")
     axes.grid(True, alpha=0.25)
-    axes.legend(fontsize="x-small")
