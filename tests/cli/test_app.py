@@ -9,7 +9,8 @@ import pytest
 
 from qevict_jax.version import __version__
 
-COMMANDS = [["convert"], ["plan"], ["generate"], ["chat"], ["eval", "fidelity"]]
+EVALUATIONS = ("fidelity", "ruler", "longbench", "gsm8k", "ablation", "harness")
+COMMANDS = [["convert"], ["plan"], ["generate"], ["chat"], ["report"], *(["eval", name] for name in EVALUATIONS)]
 
 
 def test_version(qevict):
@@ -30,6 +31,6 @@ def test_an_unknown_option_is_a_usage_error(qevict):
 def test_help_of_the_installed_command_loads_no_model_code():
     code = (
         "import sys; from qevict_jax.cli.app import app\n"
-        "assert not {'convert', 'matplotlib', 'transformers', 'torch'} & set(sys.modules), 'slow start'"
+        "assert not {'convert', 'matplotlib', 'transformers', 'torch', 'lm_eval', 'wonderwords'} & set(sys.modules), 'slow start'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
