@@ -15,7 +15,7 @@ from rich.table import Table
 from qevict_jax.cli.options import cache_config, sweep_options
 from qevict_jax.cli.prompts import read_text
 from qevict_jax.cli.report import size
-from qevict_jax.config import CacheConfig
+from qevict_jax.config import POLICY_FIELDS, CacheConfig, idle_fields
 from qevict_jax.types import QEvictError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def run(
 
 
 def sweep(vary: Sequence[str], settings: dict[str, Any], budgets: Sequence[float]) -> list[CacheConfig]:
-    """Every combination of what varies, at every budget.
+    """Every combination of what varies, at every budget; once for a policy that has none.
 
     Raises:
         QEvictError: an unknown field or value, or an option that what varies would replace.
@@ -92,8 +92,10 @@ def sweep(vary: Sequence[str], settings: dict[str, Any], budgets: Sequence[float
         raise QEvictError(f"no effect beside --vary {' '.join(vary)}: {', '.join(sorted(lost))}")
     if "budget" in names or "budget_bytes" in names:
         raise QEvictError("budgets vary with --budgets 0.2,0.1")
-    by_budget = [parse_vary(vary, cache_config(**settings, budget=budget)) for budget in budgets]
-    return [config for combination in zip(*by_budget, strict=True) for config in combination]
+    policy = settings.get("policy")
+    shares = [None] if policy in POLICY_FIELDS and idle_fields(policy, ["budget"]) else budgets
+    by_budget = [parse_vary(vary, cache_config(**settings, budget=budget)) for budget in shares]
+    return list(dict.fromkeys(config for combination in zip(*by_budget, strict=True) for config in combination))
 
 
 def _numbers(option: str, text: str, kind: type) -> list[Any]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fidelity: how close the next-token distributions of a compressed cache are to those of the full cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -15,7 +15,7 @@ from qevict_jax.config import CacheConfig
 from qevict_jax.evaluation.teacher_forcing import divergence, log_probs, record_prompt
 from qevict_jax.models import LanguageModel
 from qevict_jax.plan import CachePlan
-from qevict_jax.policies import make_policy, plan_cache
+from qevict_jax.policies import Policy, make_policy, plan_cache
 from qevict_jax.policies.full import Full
 from qevict_jax.questions import AGNOSTIC, AWARE
 from qevict_jax.types import BudgetError, QEvictError
@@ -83,6 +83,7 @@ def fidelity(
     offsets: Sequence[int] = (0,),
     question: int = 0,
     progress: bool = False,
+    on_result: Callable[[FidelityResult], None] = lambda result: None,
 ) -> list[FidelityResult]:
     """Compares configurations with the full cache on a known text, teacher-forced.
 
@@ -99,17 +100,19 @@ def fidelity(
         question: last tokens of the prompt that the cache is compressed without and that are fed to it afterwards, as
             a question in the question-agnostic protocol; 0 compresses with the whole prompt in view.
         progress: show a bar on stderr.
+        on_result: called with every result as it comes.
 
     Returns:
         One result per configuration, in order. One whose budget is too small has ``error`` set.
 
     Raises:
-        QEvictError: if the text is too short, or the model's context is.
+        QEvictError: if the text is too short, or the model's context is, or a policy lacks its calibration.
     """
     rows = _rows(model, token_ids, prefill, steps, offsets)
     if not 0 <= question < prefill:
         raise QEvictError(f"question={question} must lie in 0 .. {prefill - 1}, a part of the {prefill} prompt tokens")
     read = prefill - question
+    policies = [_policy(model, config, prefill + steps) for config in configs]  # what cannot run is said at once
     record = record_prompt(model.program, model.params, rows[:, :read], model.dtype)
     tokens, targets = rows[:, read:-1], rows[:, read + 1 :]
     reference_dtype, reference = "", jnp.zeros(())
@@ -123,10 +126,10 @@ def fidelity(
             full = Full(plan_cache(shape, CacheConfig.full(config.kv_dtype), prefill + steps), shape, _REFERENCE_CHUNK)
             reference_dtype, reference = config.kv_dtype, None
             reference = log_probs(model.program, model.params, full, record, tokens)
-        try:
-            policy = make_policy(shape, config, prefill + steps)
-        except BudgetError as error:
-            results[i] = FidelityResult(config, error=str(error), question_tokens=question)
+        policy = policies[i]
+        if isinstance(policy, BudgetError):
+            results[i] = FidelityResult(config, error=str(policy), question_tokens=question)
+            on_result(results[i])
             continue
         seen, cache = divergence(model.program, model.params, policy, record, tokens, targets, reference)
         seen = {name: values[question:] for name, values in seen.items()}
@@ -141,7 +144,16 @@ def fidelity(
             full_kv_bytes=policy.plan.full_kv_bytes,
             question_tokens=question,
         )
+        on_result(results[i])
     return [results[i] for i in range(len(configs))]
+
+
+def _policy(model: LanguageModel, config: CacheConfig, total_len: int) -> Policy | BudgetError:
+    """The policy, or why its budget cannot hold it."""
+    try:
+        return make_policy(model.config.kv_shape(config.kv_dtype), config, total_len)
+    except BudgetError as error:
+        return error
 
 
 def _rows(model: LanguageModel, token_ids: Sequence[int], prefill: int, steps: int, offsets: Sequence[int]) -> Array:

@@ -42,6 +42,16 @@ def test_every_combination_at_every_budget():
     ]
 
 
+def test_a_policy_without_a_budget_comes_once():
+    """Alone, and among others that come once per budget."""
+    (only,) = sweep([], {"policy": "kivi", "policy_options": "bits=4"}, [0.2, 0.1])
+    assert only == CacheConfig(policy="kivi", policy_options="bits=4") and only.budget is None
+    several = sweep(["policy=qevict,kivi,full"], {"kv_dtype": "float32"}, [0.2, 0.1])
+    assert [(config.policy, config.budget) for config in several] == [
+        ("qevict", 0.2), ("qevict", 0.1), ("kivi", None), ("full", None)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
