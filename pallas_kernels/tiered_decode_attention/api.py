@@ -9,7 +9,7 @@ from typing import Any
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.implementation import dispatch
-from pallas_kernels.tiered_decode_attention import base, pallas_tpu
+from pallas_kernels.tiered_decode_attention import base, pallas_gpu, pallas_tpu
 from pallas_kernels.tiered_decode_attention.base import Mass as Mass
 from pallas_kernels.tiered_decode_attention.base import Tiers as Tiers
 
@@ -45,7 +45,7 @@ def tiered_decode_attention(
         cpu=partial(base.tiered_decode_attention, **static, serial=True),
         xla=partial(base.tiered_decode_attention, **static, serial=False),
         tpu=on_tpu,
-        gpu="there is no kernel yet",
+        gpu=_refusal(partial(pallas_gpu.check, tiers)) or partial(pallas_gpu.tiered_decode_attention, **static),
         interpret=on_tpu if isinstance(on_tpu, str) else partial(on_tpu, interpret=True),
     )
 
