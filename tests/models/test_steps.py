@@ -29,8 +29,10 @@ from tests.shapes import SMOLLM2
         (CacheConfig.tuned(kv_dtype="bfloat16"), 1),
         (CacheConfig.tuned(kv_dtype="bfloat16", quant_fraction=0.0), 4),
         (CacheConfig.paper(budget=0.2, kv_dtype="float16"), 4),
+        (CacheConfig(policy="kivi"), 4),
+        (CacheConfig(policy="zipcache"), 1),
     ],
-    ids=["tuned", "tuned_bfloat16", "two_tiers_bfloat16", "paper_float16"],
+    ids=["tuned", "tuned_bfloat16", "two_tiers_bfloat16", "paper_float16", "kivi", "zipcache"],
 )
 def test_decoding_needs_little_memory_beside_the_cache(config, batch):
     """A fifth of 4,352 tokens: less than one layer of the full cache in float32, plus activations.
