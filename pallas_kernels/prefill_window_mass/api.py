@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from pallas_kernels.implementation import dispatch
-from pallas_kernels.prefill_window_mass import base, pallas_tpu
+from pallas_kernels.prefill_window_mass import base, pallas_gpu, pallas_tpu
 
 
 def prefill_window_mass(*arrays: Array, implementation: str = "auto", **static: Any) -> Float[Array, "B windows"]:
@@ -28,6 +28,6 @@ def prefill_window_mass(*arrays: Array, implementation: str = "auto", **static: 
         cpu=partial(base.prefill_window_mass, **static),
         xla=partial(base.prefill_window_mass, **static),
         tpu=partial(pallas_tpu.prefill_window_mass, **static),
-        gpu="its kernel is not written yet",
+        gpu=partial(pallas_gpu.prefill_window_mass, **static),
         interpret=partial(pallas_tpu.prefill_window_mass, **static, interpret=True),
     )

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels.prefill_window_mass import base, pallas_tpu
+from pallas_kernels.prefill_window_mass import base, pallas_gpu, pallas_tpu
 from pallas_kernels.prefill_window_mass.api import prefill_window_mass
 from pallas_kernels.prefill_window_mass.arg_specs import SPECS, MassSpec, random_args, static_args
 from qevict_jax.attention import causal_attention, start_mass
@@ -121,6 +121,7 @@ def test_every_form_against_float64(name):
     forms = {
         "base": base.prefill_window_mass,
         "tpu": partial(pallas_tpu.prefill_window_mass, interpret=True),
+        "gpu": partial(pallas_gpu.prefill_window_mass, interpret=True),
     }
     for form, function in forms.items():
         ours = jax.jit(partial(function, **static_args(spec)), compiler_options=QUICK)(*args)
