@@ -7,7 +7,7 @@ Every program works on all slots, each row by itself: a row gives the same bits 
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from qevict_jax.decoding import Compiled, Decoder, Rows
 from qevict_jax.interrupts import interrupts_deferred
 from qevict_jax.models import LanguageModel
 from qevict_jax.plan import CachePlan
-from qevict_jax.policies import make_policy
+from qevict_jax.policies import Policy, make_policy
 from qevict_jax.sampling import ANY_SAMPLING, Filters, Numbers, Sampling
 from qevict_jax.types import QEvictError
 
@@ -119,6 +119,7 @@ class Engine:
         self.since_event = 0
         self._running: Rows | None = None
         self._seen: dict[int, int] = {}  # slots that are taken, and how many of their tokens were looked at
+        self._ended: set[int] = set()  # slots of rows that are known to have ended
 
     @property
     def plan(self) -> CachePlan:
@@ -129,6 +130,26 @@ class Engine:
     def kv_bytes(self) -> int:
         """Bytes of the real cache arrays, per slot; 0 before the first row."""
         return 0 if self._running is None else nbytes(self._running.state.cache) // self.slots
+
+    @property
+    def policy(self) -> Policy:
+        """The cache policy."""
+        return self._policy
+
+    @property
+    def cache(self) -> Any:
+        """The cache of all slots; the next call that decodes takes it.
+
+        Raises:
+            ValueError: no row has joined yet.
+        """
+        return self._batch.state.cache
+
+    @property
+    def _batch(self) -> Rows:
+        if self._running is None:
+            raise ValueError("no row has joined yet")
+        return self._running
 
     @property
     def free(self) -> list[int]:
@@ -182,6 +203,30 @@ class Engine:
             padded[row, : len(ids)] = ids
         return self._prefill("read", jnp.asarray(padded), jnp.asarray(lengths))
 
+    def feed(self, cache: Any, rows: Sequence[Sequence[int]]) -> tuple[jax.Array, Any]:
+        """Given ids go to a cache that was read, with a routing event after them.
+
+        Args:
+            cache: from `read` or `feed`, which takes it over.
+            rows: up to ``policy.event_steps`` ids for each row; none for a row leaves it as it is.
+
+        Returns:
+            Logits after the last id of each row, meaningless for a row without any, and the cache.
+        """
+        padded = np.zeros((len(rows), self._policy.event_steps), np.int32)
+        for row, ids in enumerate(rows):
+            padded[row, : len(ids)] = ids
+        return self._prefill("feed", cache, jnp.asarray(padded), jnp.asarray(np.array([*map(len, rows)], np.int32)))
+
+    def extend(self, logits: jax.Array, cache: Any, rows: Sequence[Sequence[int]]) -> tuple[jax.Array, Any]:
+        """`feed` for any number of ids a row, in chunks; a row without any keeps its logits."""
+        chunk = self._policy.event_steps
+        for start in range(0, max(map(len, rows)), chunk):
+            part = [ids[start : start + chunk] for ids in rows]
+            after, cache = self.feed(cache, part)
+            logits = jnp.where(jnp.asarray(np.array([*map(bool, part)]))[:, None], after, logits)
+        return logits, cache
+
     def begin(self, logits: jax.Array, cache: Any, requests: Sequence[Request]) -> Rows:
         """Draws the first token of each request from the logits after what it has read; takes the cache over."""
         numbers = Numbers.batch([request.sampling for request in requests], [request.row for request in requests])
@@ -222,18 +267,35 @@ class Engine:
 
     def drawn(self) -> dict[int, Drawn]:
         """What every taken slot has drawn since this was last asked."""
-        if self._running is None:
+        if not self._seen:
             return {}
-        state = self._running.state
+        with interrupts_deferred():
+            news = self._news(self._seen)
+            for slot, drawn in news.items():
+                self._seen[slot] += len(drawn.tokens)
+                if not drawn.active:
+                    self._ended.add(slot)
+        return news
+
+    def row(self, slot: int) -> Drawn:
+        """All that a row has drawn since it joined.
+
+        Raises:
+            ValueError: the slot is not taken.
+        """
+        self._check_taken(slot)
+        return self._news({slot: 0})[slot]
+
+    def _news(self, since: Mapping[int, int]) -> dict[int, Drawn]:
+        state = self._batch.state
         # whole arrays to the host: slicing on the device would compile per length
         tokens, counts, active = (np.asarray(x) for x in (state.tokens, state.count, state.active))
         log_probs = None if state.log_probs is None else np.asarray(state.log_probs)
         news = {}
-        for slot, seen in self._seen.items():
+        for slot, seen in since.items():
             new = slice(seen, int(counts[slot]))
             given = None if log_probs is None else tuple(log_probs[slot, new].tolist())
             news[slot] = Drawn(tuple(tokens[slot, new].tolist()), given, bool(active[slot]))
-            self._seen[slot] = new.stop
         return news
 
     def decode_block(self) -> dict[int, Drawn]:
@@ -259,11 +321,9 @@ class Engine:
             self._decode("event")
 
     def _decode(self, name: str) -> None:
-        if self._running is None:
-            raise ValueError("there are no rows to decode")
+        state, numbers = self._batch
         began, before = time.perf_counter(), self.compiled.seconds
         with interrupts_deferred():
-            state, numbers = self._running
             state = self.compiled(name, self._params, state, *(() if name == "event" else (numbers,)))
             self.since_event = self.since_event + 1 if name == "token" else 0
             if self.since_event == self._policy.event_steps:
@@ -277,13 +337,30 @@ class Engine:
         Raises:
             ValueError: the slot is not taken.
         """
+        self._check_taken(slot)
+        with interrupts_deferred():
+            if slot not in self._ended:
+                state = self.compiled("release", self._batch.state, jnp.int32(slot))
+                self._running = self._batch._replace(state=state)
+            self._ended.discard(slot)
+            del self._seen[slot]
+
+    def withdraw(self) -> Rows:
+        """Takes all rows out; the engine is as it was when it was made.
+
+        Raises:
+            ValueError: no row has joined yet.
+        """
+        rows = self._batch
+        with interrupts_deferred():
+            self._running, self.since_event = None, 0
+            self._seen.clear()
+            self._ended.clear()
+        return rows
+
+    def _check_taken(self, slot: int) -> None:
         if slot not in self._seen:
             raise ValueError(f"slot {slot} holds no row")
-        assert self._running is not None
-        with interrupts_deferred():
-            state = self.compiled("release", self._running.state, jnp.int32(slot))
-            self._running = self._running._replace(state=state)
-            del self._seen[slot]
 
 
 def bucket(length: int) -> int:

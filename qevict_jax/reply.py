@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer of one row while it is drawn: tokens to text, up to an EOS token, a stop string or the row's limit."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from qevict_jax.engine import Drawn
+from qevict_jax.engine import Drawn, Engine
 from qevict_jax.models.tokenizer import Tokenizer
 from qevict_jax.stop import StopWatch
 from qevict_jax.types import QEvictError
@@ -16,6 +16,7 @@ class Reply:
     Attributes:
         tokens: drawn ids, up to the one that ended the answer.
         log_probs: their natural log-probabilities; empty if the engine does not keep them.
+        has_stops: there are stop strings to look for.
         finish_reason: "stop" (an EOS token or a stop string), "length", or None while the answer goes on.
     """
 
@@ -35,6 +36,7 @@ class Reply:
         if stop and tokenizer is None:
             raise QEvictError("this model has no tokenizer, so there is no text to look for stop strings in")
         self._tokenizer, self._eos, self._watch = tokenizer, eos, StopWatch(stop)
+        self.has_stops = bool(stop)
         self._detokenizer = None if tokenizer is None else tokenizer.stream()
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
@@ -74,3 +76,20 @@ class Reply:
         ended = bool(self.tokens) and self.tokens[-1] in self._eos
         text = self._tokenizer.decode(self.tokens[:-1] if ended else self.tokens)
         return self._watch.cut(text) if self._watch.stopped else text
+
+
+def decode(engine: Engine, replies: Mapping[int, Reply]) -> None:
+    """Decodes until every reply is complete; without stop strings all at once.
+
+    Args:
+        engine: with rows in just these slots; they are released as they end.
+        replies: one for each slot.
+    """
+    advance = engine.decode_block if any(reply.has_stops for reply in replies.values()) else engine.decode_all
+    drawn = engine.drawn()
+    while drawn:
+        for slot, news in drawn.items():
+            replies[slot].push(news)
+            if replies[slot].finish_reason is not None:
+                engine.release(slot)
+        drawn = advance() if len(engine.free) < engine.slots else {}

@@ -2,23 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A conversation on one compressed cache: a turn feeds only what is new, nothing is read twice."""
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from qevict_jax.config import CacheConfig
-from qevict_jax.decoding import Compiled, Decoder
-from qevict_jax.generate import Result, bucket, make_result
+from qevict_jax.engine import Engine, Request
 from qevict_jax.interrupts import interrupts_deferred
 from qevict_jax.models import LanguageModel
-from qevict_jax.policies import make_policy
-from qevict_jax.sampling import Filters, Numbers, Sampling
-from qevict_jax.stop import StopWatch
-from qevict_jax.token_stream import TokenStream
+from qevict_jax.reply import Reply
+from qevict_jax.result import Result, make_result
+from qevict_jax.sampling import Filters, Sampling
 from qevict_jax.types import QEvictError
 
 
@@ -54,14 +49,10 @@ class Session:
         """
         if model.tokenizer is None or not model.tokenizer.has_chat_template:
             raise QEvictError("this model has no chat template, so it cannot chat; use generate")
-        if not 1 <= max_context <= model.config.max_position:
-            raise QEvictError(
-                f"max_context={max_context} must lie in 1 .. {model.config.max_position}, the model's own"
-            )
         self._model, self._tokenizer = model, model.tokenizer
         self._sampling, self._max_context = sampling or Sampling(), max_context
-        self._policy = make_policy(model.config.kv_shape(), cache or CacheConfig(), max_context)
-        self.plan = self._policy.plan
+        self._engine = Engine(model, cache, slots=1, max_context=max_context, filters=Filters.of(self._sampling))
+        self.plan = self._engine.plan
         self.messages: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
         self.result: Result | None = None
         self._cache: Any = None
@@ -79,10 +70,13 @@ class Session:
         Stopping to listen, or Ctrl-C, ends the reply there; the conversation goes on from what was said.
 
         Raises:
-            QEvictError: the conversation would outgrow ``max_context``, or its template rewrites earlier turns.
+            QEvictError: the conversation would outgrow ``max_context``, its template rewrites earlier turns, or
+                the last reply still goes on.
         """
         if not text.strip():
             raise QEvictError("an empty message has no answer")
+        if not self._engine.free:
+            raise QEvictError("the last reply still goes on; read it to its end or close it first")
         new_text, new_ids = self._next_turn(text)
         ahead = self.length + len(new_ids)
         room = self._max_context - ahead
@@ -110,66 +104,53 @@ class Session:
         return whole, self._tokenizer.encode(rest[len(said) :], add_bos=False)
 
     def _reply(self, max_new_tokens: int, stop: Sequence[str]) -> Iterator[str]:
-        capacity = -(-max_new_tokens // 64) * 64
-        eos = tuple(sorted(self._tokenizer.eos_ids))
-        filters = Filters.of(self._sampling)
-        compiled = Compiled(Decoder(self._model.program, self._policy, filters, eos, capacity))
-        numbers, params = Numbers.of(self._sampling), self._model.params
-        fed = self.length
-        began = time.perf_counter()
-        logits = self._take_in(compiled)
+        engine = self._engine
+        prefill, decode, compile_time = engine.prefill_seconds, engine.decode_seconds, engine.compiled.seconds
+        before = self.length
+        logits = self._take_in()
+        request = Request((), max_new_tokens, self._sampling)
         with interrupts_deferred():
-            limit = jnp.full((1,), max_new_tokens, jnp.int32)
-            state = compiled("begin", params, self._cache, logits, jnp.ones((1,), bool), limit, numbers)
-            self._cache = state.cache
-        first = time.perf_counter() - began - compiled.seconds
-        watch = StopWatch(stop)
-        tokens = TokenStream(compiled, self._model, numbers, watch)
-        tokens.state = state
+            engine.insert(engine.begin(logits, self._cache, [request]), [0])
+            self._cache = None
+        reply = Reply(self._tokenizer, engine.eos, stop)
         try:
-            yield from tokens.pieces(state)
+            drawn = engine.drawn()
+            while True:
+                if piece := reply.push(drawn[0]):
+                    yield piece
+                if reply.finish_reason is not None:
+                    break
+                drawn = engine.decode_step()
         finally:
             with interrupts_deferred():
-                state = tokens.state
-                last = int(state.last[0])
-                self._pending = [] if last in eos else [last]
-                if tokens.since_event:
-                    state = compiled("event", params, state)  # the next turn's chunks count from here
-                self._cache = state.cache
+                # an interrupt may have lost the last token on its way here
+                said = Reply(self._tokenizer, engine.eos, stop)
+                said.push(engine.row(0))
+                engine.finish_block()  # the next turn's chunks count from here
                 self.result = make_result(
-                    compiled,
-                    self._model,
-                    state,
-                    0,
-                    prompt_tokens=fed,
-                    watch=watch,
-                    time_to_first_token=first,
-                    elapsed=tokens.elapsed,
+                    engine,
+                    said,
+                    prompt_tokens=before,
+                    steps=len(said.tokens) - 1,
+                    time_to_first_token=engine.prefill_seconds - prefill,
+                    decode_seconds=engine.decode_seconds - decode,
+                    compile_time=engine.compiled.seconds - compile_time,
                 )
+                self._pending = [] if said.tokens[-1] in engine.eos else [said.tokens[-1]]
+                self._cache = engine.withdraw().state.cache
                 # what the cache holds, a stop string included
-                drawn = [token for token in self.result.tokens if token not in eos]
+                drawn = [token for token in said.tokens if token not in engine.eos]
                 self.messages.append({"role": "assistant", "content": self._tokenizer.decode(drawn)})
 
-    def _take_in(self, compiled: Compiled) -> jax.Array:
+    def _take_in(self) -> jax.Array:
         """Brings pending ids into the cache: the first turn at once, later ones in chunks, each with an event."""
-        params = self._model.params
-        if self._cache is None:
-            padded = np.zeros((1, min(bucket(len(self._pending)), self._max_context)), np.int32)
-            padded[0, : len(self._pending)] = self._pending
-            length = jnp.asarray([len(self._pending)], jnp.int32)
-            with interrupts_deferred():
-                logits, self._cache = compiled("read", params, jnp.asarray(padded), length)
-                self._pending = []
-            return logits
-        chunk = self._policy.event_steps
         logits = None
         while self._pending:
-            part = self._pending[:chunk]
-            padded = np.zeros((1, chunk), np.int32)
-            padded[0, : len(part)] = part
-            count = jnp.asarray([len(part)], jnp.int32)
+            fresh = self._cache is None
+            part = self._pending if fresh else self._pending[: self._engine.policy.event_steps]
             with interrupts_deferred():
-                logits, self._cache = compiled("feed", params, self._cache, jnp.asarray(padded), count)
+                engine = self._engine
+                logits, self._cache = engine.read([part]) if fresh else engine.feed(self._cache, [part])
                 self._pending = self._pending[len(part) :]
         assert logits is not None
         return logits

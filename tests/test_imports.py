@@ -29,7 +29,7 @@ STAGES = [
     ["policies"],
     ["models"],
     ["questions", "rows", "sampling", "stop", "interrupts", "decoding"],
-    ["engine", "reply", "token_stream", "generate", "session"],
+    ["engine", "reply", "result", "generate", "session"],
     ["evaluation", "diagnostics", "calibration", "fisher"],
     ["server"],
     ["cli"],

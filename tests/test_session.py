@@ -50,6 +50,8 @@ def test_a_reply_that_is_cut_short_stays_in_the_conversation(model):
     session = Session(model, cache=FULL, max_context=256)
     reply = session.send("the sea", max_new_tokens=DRAWN)
     next(reply)
+    with pytest.raises(QEvictError, match="still goes on"):
+        session.send("go on")
     reply.close()
     said = session.result.tokens
     assert 0 < len(said) < DRAWN

@@ -14,14 +14,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from qevict_jax.config import CacheConfig
-from qevict_jax.decoding import Compiled, Decoder
+from qevict_jax.engine import Engine, Request, bucket
 from qevict_jax.evaluation.prompt_record import PromptRecord, Recorder, admit_record
-from qevict_jax.generate import Result, bucket, make_result, stop_rows
 from qevict_jax.models import LanguageModel
 from qevict_jax.models.steps import Program, prefill
 from qevict_jax.policies import Policy, make_policy, plan_cache
-from qevict_jax.sampling import Filters, Numbers, Sampling
-from qevict_jax.stop import StopWatch
+from qevict_jax.reply import Reply, decode
+from qevict_jax.result import Result, make_result
+from qevict_jax.sampling import Filters, Sampling
 from qevict_jax.types import QEvictError
 
 
@@ -91,7 +91,6 @@ class Answerer:
         if model.tokenizer is None:
             raise QEvictError("this model has no tokenizer, so it cannot answer in text")
         self._model, self._tokenizer = model, model.tokenizer
-        self._eos = tuple(sorted(model.tokenizer.eos_ids))
 
     def policy(self, config: CacheConfig, capacity: Capacity) -> Policy:
         """The policy of a cache at a capacity.
@@ -117,36 +116,33 @@ class Answerer:
         logits: Float[Array, "B V"],
         record: PromptRecord,
     ) -> list[Result]:
-        """Greedy answers with one cache; the questions have the same stop texts."""
-        model, stops = self._model, questions[0].stop
+        """Greedy answers with one cache, which is that of ``policy``."""
+        model, config = self._model, policy.plan.config
         greedy = Sampling()
-        decoder = Decoder(model.program, policy, Filters.of(greedy), self._eos, capacity.output)
-        compiled, numbers = Compiled(decoder), Numbers.of(greedy)
-        rows = len(questions)
+        engine = Engine(
+            model,
+            config,
+            slots=len(questions),
+            max_context=capacity.total,
+            max_new_tokens=capacity.output,
+            filters=Filters.of(greedy),
+        )
         cache = _admit(model.program, model.params, policy, record)
-        limit = jnp.full((rows,), capacity.output, jnp.int32)
-        state = compiled("begin", model.params, cache, logits, jnp.ones((rows,), bool), limit, numbers)
-        watches = [StopWatch(stops) for _ in questions]
-        if stops:
-            streams, seen = [self._tokenizer.stream() for _ in questions], [0] * rows
-            state = stop_rows(state, watches, streams, seen, frozenset(self._eos))
-            while bool(state.active.any()):
-                state = compiled("block", model.params, state, numbers)
-                state = stop_rows(state, watches, streams, seen, frozenset(self._eos))
-        else:
-            state = compiled("run", model.params, state, numbers)
+        requests = [Request(question.tokens, capacity.output, greedy, row) for row, question in enumerate(questions)]
+        engine.insert(engine.begin(logits, cache, requests), range(len(questions)))
+        replies = [Reply(self._tokenizer, engine.eos, question.stop) for question in questions]
+        decode(engine, dict(enumerate(replies)))
         return [
             make_result(
-                compiled,
-                model,
-                state,
-                row,
+                engine,
+                reply,
                 prompt_tokens=len(question.tokens),
-                watch=watches[row] if stops else None,
+                steps=max(len(other.tokens) for other in replies) - 1,
                 time_to_first_token=0.0,
-                elapsed=0.0,
+                decode_seconds=engine.decode_seconds,
+                compile_time=engine.compiled.seconds,
             )
-            for row, question in enumerate(questions)
+            for reply, question in zip(replies, questions, strict=True)
         ]
 
 
