@@ -17,8 +17,8 @@ from qevict_jax.cli.prompts import read_text
 from qevict_jax.types import QEvictError
 
 if TYPE_CHECKING:
+    from qevict_jax.diagnostics.comparison import Diagnosis
     from qevict_jax.diagnostics.conditions import Condition
-    from qevict_jax.diagnostics.diagnose import Diagnosis
 
 
 class Experiment(StrEnum):
@@ -73,7 +73,7 @@ def run(
     if len({name for name, _ in contents}) < len(contents):
         raise QEvictError("two texts have one name; rename a file")
     prefill, steps = (given or default for given, default in zip((prefill, steps), _SIZES[experiment], strict=True))
-    from qevict_jax.diagnostics.diagnose import cut_article, diagnose
+    from qevict_jax.diagnostics.comparison import cut_article, diagnose
     from qevict_jax.diagnostics.report import to_json
     from qevict_jax.models import load_model
 

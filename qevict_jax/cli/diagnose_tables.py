@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from qevict_jax.diagnostics.diagnose import Diagnosis
+    from qevict_jax.diagnostics.comparison import Diagnosis
     from qevict_jax.diagnostics.revival import Revival
     from qevict_jax.diagnostics.summary import Summary
 

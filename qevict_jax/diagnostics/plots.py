@@ -13,7 +13,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from qevict_jax.diagnostics.diagnose import Diagnosis
+from qevict_jax.diagnostics.comparison import Diagnosis
 from qevict_jax.diagnostics.measure import LAGS, Measures
 from qevict_jax.diagnostics.missed_mass import HORIZON
 from qevict_jax.diagnostics.revival import THRESHOLDS, Revival

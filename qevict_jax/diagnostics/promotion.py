@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from qevict_jax.diagnostics.diagnose import Diagnosis
+from qevict_jax.diagnostics.comparison import Diagnosis
 from qevict_jax.diagnostics.measure import Measures
 from qevict_jax.diagnostics.revival import global_lir
 from qevict_jax.diagnostics.summary import Estimate, estimate, per_trace

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from qevict_jax.diagnostics.comparison import Diagnosis
 from qevict_jax.diagnostics.conditions import Condition
-from qevict_jax.diagnostics.diagnose import Diagnosis
 from qevict_jax.diagnostics.missed_mass import HORIZON
 from qevict_jax.diagnostics.summary import by_layer_and_head
 from qevict_jax.evaluation.provenance import environment, token_hash

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from qevict_jax.diagnostics import diagnose, trace
+from qevict_jax.diagnostics import comparison, trace
 from qevict_jax.diagnostics.conditions import promotion_conditions
 from tests.diagnostics.synthetic import synthetic_diagnosis
 from tests.diagnostics.tiny_run import quick_run
@@ -57,7 +57,7 @@ def test_tables_report_figures_and_references(qevict, checkpoint, text, tmp_path
 
 
 def test_promotion_has_its_table_and_figures(qevict, checkpoint, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(diagnose, "diagnose", lambda *args, **kwargs: synthetic_diagnosis(promotion_conditions()))
+    monkeypatch.setattr(comparison, "diagnose", lambda *args, **kwargs: synthetic_diagnosis(promotion_conditions()))
     result = qevict(
         *("diagnose", "--model", checkpoint, "--text", text, "--experiment", "promotion", "--prefill", 128),
         *("--steps", 64, "--json", "--out", tmp_path / "out"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qevict_jax.diagnostics.diagnose import Article, Diagnosis
+from qevict_jax.diagnostics.comparison import Article, Diagnosis
 from qevict_jax.diagnostics.measure import Observed, measure
 from qevict_jax.diagnostics.reference import Reference, ReferenceSettings
 from qevict_jax.diagnostics.summary import summarize
