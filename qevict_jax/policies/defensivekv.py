@@ -12,8 +12,8 @@ window's own share counted in, are kept first, at most N per head. Deviations:
   gives the mass of the W tokens before it;
 - protected tokens are a mask, not the largest score, so a tie evicts none of them; probabilities stay float32;
 - while generating (the original keeps everything from then on): the maximum goes on over all later queries,
-  ``m_j = max(m_j, max over g of a_(g,j))``, not pooled; the mean stays the prompt's and tokens made since have none;
-  nothing is kept first; layers keep the number of rows that the prompt gave them.
+  ``m_j = max(m_j, max over g of a_(g,j))``, not pooled, older maxima fading as scores do in `snapkv`; the mean stays
+  the prompt's and tokens made since have none; nothing is kept first; layers keep the rows that the prompt gave them.
 
 Layer-DefensiveKV needs the scores of all layers. The original keeps the whole prompt's cache until the last layer; here
 each layer's tokens compete with the best of those before it, which ends in the same set and never holds more than the
@@ -48,14 +48,14 @@ class Options:
         kernel: tokens that are pooled (mean); 1 for none.
         first_mass: attention mass of a head that is kept first, the window's own included.
         recent: newest tokens safe from eviction while generating; 0 for as many as the window.
-        decay: what an event leaves of older scores per token that came; 1 for all.
+        decay: what an event leaves of older scores for every token that came; 1 for all of them.
     """
 
     window: int = 32
     kernel: int = 5
     first_mass: float = 0.9
     recent: int = 0
-    decay: float = 1.0
+    decay: float = 0.9
 
     def __post_init__(self) -> None:
         check_integer("window", self.window, 1)

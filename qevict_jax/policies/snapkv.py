@@ -5,8 +5,9 @@
 Score as in `window_scores`; each head keeps the best and the window itself. Deviations:
 - one set per KV head, its score the mean over the group: the original repeats KV heads and stores G times as much;
 - probabilities stay float32;
-- while generating (the original keeps everything from then on): every step adds its attention, ``score_j += 1/W mean
-  over g of a_(g,j)``, the prompt's score with all later queries in the window, not pooled.
+- while generating (the original keeps everything from then on): the observation window moves on with the queries.
+  Every step adds its attention, ``score_j += 1/W mean over g of a_(g,j)``, not pooled, and an event multiplies older
+  scores by ``decay`` for every token that came. A plain sum (``decay=1``) measured 3 to 10% more KL.
 """
 
 from dataclasses import dataclass
@@ -35,14 +36,14 @@ class Options:
         kernel: tokens that are pooled; 1 for none.
         pool: "avg" or "max".
         recent: newest tokens safe from eviction while generating; 0 for as many as the window.
-        decay: what an event leaves of older scores per token that came; 1 for all.
+        decay: what an event leaves of older scores for every token that came; 1 for all of them.
     """
 
     window: int = 32
     kernel: int = 7
     pool: str = "max"
     recent: int = 0
-    decay: float = 1.0
+    decay: float = 0.9
 
     def __post_init__(self) -> None:
         check_integer("window", self.window, 1)

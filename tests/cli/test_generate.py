@@ -48,6 +48,14 @@ def test_policy_full_uses_the_full_cache(qevict, checkpoint):
     assert document["kv_bytes"] == document["full_kv_bytes"] + 4
 
 
+def test_a_question_is_seen_by_the_compression_or_not(qevict, checkpoint):
+    words = ("generate", checkpoint, "the sand and the sea", "--question", "which sea?", *FAST, "--json")
+    aware, agnostic = (last_line(qevict(*words, *flag)) for flag in ((), ("--question-agnostic",)))
+    assert (aware["protocol"], agnostic["protocol"]) == ("question-aware", "question-agnostic")
+    assert aware["question_tokens"] == agnostic["question_tokens"] > 0
+    assert aware["prompt_tokens"] == agnostic["prompt_tokens"]
+
+
 def test_sampling_options_take_effect(qevict, checkpoint):
     def tokens(*options):
         return last_line(qevict("generate", checkpoint, "a", *FAST, "--json", *options))["tokens"]
@@ -76,6 +84,7 @@ def test_a_stop_string_ends_the_answer(qevict, checkpoint):
         (["CHECKPOINT", "a", "--log-probs"], "--json"),
         (["CHECKPOINT", "a", "--dtype", "int8"], "int8"),
         (["CHECKPOINT", "--prompt-file", "CHECKPOINT"], "is not a file"),
+        (["CHECKPOINT", "a", "--question-agnostic"], "--question-agnostic needs a text and a --question"),
         (["CHECKPOINT"], "there is no prompt"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",

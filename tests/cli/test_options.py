@@ -65,3 +65,14 @@ def test_presets():
 def test_idle_options_are_refused():
     with pytest.raises(QEvictError, match="--preset paper, --bits"):
         cache_config("paper", policy="full", bits=3)
+
+
+def test_policy_options_take_effect(qevict, refused):
+    words = ("plan", "llama-3.1-8b", "--policy", "snapkv", "--policy-options")
+    result = qevict(*words, "window=64", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert document["cache"]["policy_options"] == "window=64" and document["capacities"]["recent tokens"] == 64
+    assert "tokens per head" in result.stdout
+    assert "no option 'windows=64'; there are window=32" in refused(*words, "windows=64")
+    assert "no effect with --policy snapkv: --bits" in refused(*words, "window=64", "--bits", "3")
