@@ -20,7 +20,7 @@ from typing import Any
 from qevict_jax.evaluation.provenance import environment
 from qevict_jax.types import QEvictError
 
-_CONFIGURATION, _LINES = "run.json", "samples.jsonl"
+_CONFIGURATION, _LINES, _TEMPORARY = "run.json", "samples.jsonl", "run.json.tmp"
 Key = tuple[str, str, int]
 
 
@@ -37,7 +37,7 @@ class Run:
         """Starts a run, or continues one.
 
         Args:
-            directory: made if it is not there; must be empty for a new run.
+            directory: made if it is not there; a new run needs one without a finished line.
             configuration: what was asked, JSON values only; a run can only be continued with the same.
             resume: continue the run that is there, or start if there is none.
 
@@ -45,15 +45,19 @@ class Run:
             QEvictError: another run is there, or one of another configuration, or a process is at it, or it is damaged.
         """
         self.directory, self.configuration = directory, json.loads(json.dumps(configuration))
-        there = directory.is_dir() and any(directory.iterdir())
-        if there and not (directory / _CONFIGURATION).is_file():
+        names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+        there = _CONFIGURATION in names
+        # a process that was killed before it had written the configuration leaves the other files
+        if not there and names - {_LINES, _TEMPORARY}:
             raise QEvictError(f"{directory} is not empty and holds no run; choose another directory")
-        if there and not resume:
-            raise QEvictError(f"{directory} holds a run already; --resume continues it, another directory keeps it")
         directory.mkdir(parents=True, exist_ok=True)
         self._file = os.open(directory / _LINES, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             self._lock()
+            # without a finished line there is nothing to lose, and the options may have been what was wrong
+            there = there and b"\n" in (directory / _LINES).read_bytes()
+            if there and not resume:
+                raise QEvictError(f"{directory} holds a run already; --resume continues it, another directory keeps it")
             environments = self._check_configuration() if there else []
             _replace(directory / _CONFIGURATION, self.configuration | {"environments": [*environments, environment()]})
             self.done = {line_key(line) for line in self._repair()}
@@ -165,7 +169,7 @@ def _parse(path: Path, content: bytes, *, torn_end: bool) -> Iterator[tuple[int,
 
 def _replace(file: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file so that it is there whole, or as it was."""
-    temporary = file.with_suffix(".tmp")
+    temporary = file.with_name(_TEMPORARY)
     with open(temporary, "w", encoding="utf-8") as stream:
         json.dump(content, stream, indent=1, ensure_ascii=False)
         stream.write("\n")

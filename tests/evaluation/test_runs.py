@@ -2,16 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs survive whatever ends the process, at any byte."""
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
+from qevict_jax.evaluation import runs
 from qevict_jax.evaluation.runs import Run, read_configuration, read_lines
 from qevict_jax.types import QEvictError
 
@@ -82,6 +80,14 @@ def test_nothing_is_overwritten(tmp_path):
         run.append(line(0))
 
 
+def test_a_run_without_a_finished_line_is_no_loss(tmp_path):
+    written(tmp_path / "run", 0)
+    (tmp_path / "run" / "samples.jsonl").write_bytes(b'{"cache": "fu')
+    with Run(tmp_path / "run", CONFIGURATION | {"seed": 1}) as run:
+        run.append(line(0))
+    assert read_lines(tmp_path / "run") == [line(0)] and read_configuration(tmp_path / "run")["seed"] == 1
+
+
 def test_two_processes_are_never_at_one_run(tmp_path):
     with Run(tmp_path / "run", CONFIGURATION), pytest.raises(QEvictError, match="another process"):
         Run(tmp_path / "run", CONFIGURATION, resume=True)
@@ -93,34 +99,41 @@ def test_resume_starts_a_run_that_is_not_there(tmp_path):
         assert not run.done
 
 
-WRITER = """
-import sys, time
-from pathlib import Path
-from qevict_jax.evaluation.runs import Run
-with Run(Path(sys.argv[1]), {"benchmark": "x"}, resume=True) as run:
-    print("ready", flush=True)
-    for index in range(200):
-        if ("c", "t", index) not in run.done:
-            time.sleep(0.002)
-            run.append({"cache": "c", "task": "t", "index": index, "text": "x" * 5000})
-"""
+LINES = 600
 
 
-def test_killed_three_times_at_random_nothing_is_lost_and_nothing_is_there_twice(tmp_path):
+def write_slowly(directory):
+    with Run(directory, CONFIGURATION, resume=True) as run:
+        for index in range(LINES):
+            if ("full", "vt@64", index) not in run.done:
+                run.append(line(index, "x" * 50_000))
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_killed_three_times_at_random_nothing_is_lost_and_nothing_is_there_twice(tmp_path, monkeypatch):
+    # the children are forks of a process with threads of jax, which they must not touch
+    monkeypatch.setattr(runs, "environment", dict)
     pause, seen = random.Random(0), []
     for last in (False, False, False, True):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path / "run")],
-            stdout=subprocess.PIPE,
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        )
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        child = os.fork()
+        if not child:
+            try:
+                write_slowly(tmp_path / "run")
+                os._exit(0)
+            finally:
+                os._exit(1)
         if not last:
-            time.sleep(pause.uniform(0.02, 0.15))
-            process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
-        process.stdout.close()
+            time.sleep(pause.uniform(0.005, 0.05))
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        assert os.WIFEXITED(status) == last or os.waitstatus_to_exitcode(status) == 0
         seen.append([entry["index"] for entry in read_lines(tmp_path / "run")])
-    assert seen[-1] == list(range(200))
-    assert all(part == seen[-1][: len(part)] for part in seen) and len(seen[0]) < 200
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["environments"][3:]
+    assert seen[-1] == list(range(LINES)) and len(seen[0]) < LINES
+    assert all(part == seen[-1][: len(part)] for part in seen)
+    assert len(read_configuration(tmp_path / "run")["environments"]) >= 1
+
+
+def test_killed_before_the_configuration_was_written(tmp_path):
+    (tmp_path / "samples.jsonl").touch()
+    (tmp_path / "run.json.tmp").write_text("{")
+    assert written(tmp_path, 1).count(b"\n") == 1
