@@ -59,7 +59,7 @@ def _losses(found: "Diagnosis") -> Table:
     table.caption = (
         f"FMM and churn: means over {traces} traces, a layer of an article each. no codes: FMM with the quantized tier "
         "inaccessible. moves: tokens promoted/demoted/evicted per event and layer. ΔNLL in nats per token. "
-        "Budgets are in the paper's accounting, real bytes those of the arrays."
+        "R1 to R4 are planned in the paper's accounting; real bytes are those of the arrays."
     )
     return table
 

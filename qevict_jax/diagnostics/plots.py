@@ -37,6 +37,7 @@ TIER_NAMES = {
     Tier.SINK: "sink",
 }
 _MOST_MARKERS = 64
+_LABELLED = 4  # per cent that are wide enough for their number
 _LINES = ("#d55e00", "#cc79a7", "#0072b2", "#009e73", "#56b4e9", "#000000", "#e69f00")
 _STYLE: Any = {"font.size": 11, "axes.grid": True, "grid.alpha": 0.25, "axes.axisbelow": True}
 
@@ -44,8 +45,8 @@ _STYLE: Any = {"font.size": 11, "axes.grid": True, "grid.alpha": 0.25, "axes.axi
 def plot_missed_mass(diagnosis: Diagnosis, path: str | Path) -> None:
     """FMM over decoding, a solid line per condition; dashed, its quantized tier inaccessible."""
     with rc_context(_STYLE):
-        figure, axes = _figure(7.2, 4.4)
         lines = [x for x in diagnosis.conditions if not x.live and x.config.policy != "full"]
+        figure, axes = _figure(7.2, 4.2 + 0.15 * len(lines))
         for color, condition in zip(_LINES, lines, strict=False):
             articles = [metrics[condition.name] for metrics in diagnosis.measures]
             label = f"{condition.name}: {condition.label}"
@@ -53,7 +54,7 @@ def plot_missed_mass(diagnosis: Diagnosis, path: str | Path) -> None:
             if articles[0].missed_without_codes:
                 label = f"{condition.name}, quantized tier inaccessible"
                 _line(axes, articles, lambda x: x.missed_without_codes, color=color, label=label, linestyle="--")
-        axes.set(xlabel="decode step of the routing event", ylabel=f"Future Missed Mass, next {HORIZON} steps (%)")
+        axes.set(xlabel="decode step of the routing event", ylabel=f"Future Missed Mass, H={HORIZON} (%)")
         axes.set_xlim(0, diagnosis.steps)
         axes.set_ylim(bottom=0)
         figure.legend(loc="outside lower center", ncols=2, fontsize="small", frameon=False)
@@ -94,10 +95,11 @@ def plot_tier_mass(diagnosis: Diagnosis, names: tuple[str, ...], path: str | Pat
                 for tier in SHARED:
                     width = 100 * getattr(diagnosis.summaries[name], attribute)[tier].mean
                     axes.barh(place, width, left=left, color=TIER_COLORS[tier], edgecolor="white", height=0.8)
-                    if width >= 4:
-                        dark = tier in (Tier.FULL, Tier.RECENT)
-                        color = "white" if dark else "black"
+                    if width >= _LABELLED:
+                        color = "white" if tier in (Tier.FULL, Tier.RECENT) else "black"
                         axes.text(left + width / 2, place, f"{width:.1f}", ha="center", va="center", color=color)
+                    elif tier is SHARED[-1]:
+                        axes.text(left + width + 0.7, place, f"{width:.1f}", ha="left", va="center")
                     left += width
         axes.set_yticks(places, words, fontsize="small")
         axes.invert_yaxis()
