@@ -19,7 +19,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from qevict_jax.config import CacheConfig
-from qevict_jax.generate import bucket
+from qevict_jax.engine import bucket
 from qevict_jax.models import LanguageModel
 from qevict_jax.models.steps import Program, prefill, route, step_logits
 from qevict_jax.policies import Policy, make_policy
