@@ -7,10 +7,11 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from jax import export
 
 from pallas_kernels.prefill_window_mass import base, pallas_gpu, pallas_tpu
 from pallas_kernels.prefill_window_mass.api import prefill_window_mass
-from pallas_kernels.prefill_window_mass.arg_specs import SPECS, MassSpec, random_args, static_args
+from pallas_kernels.prefill_window_mass.arg_specs import SPECS, MassSpec, abstract_args, random_args, static_args
 from qevict_jax.attention import causal_attention, start_mass
 from tests.float64_model import softmax_attention
 from tests.quick_compile import QUICK
@@ -138,3 +139,13 @@ def test_names_pick_the_form():
     )
     with pytest.raises(ValueError, match="implementation='mosaic' must be one of"):
         prefill_window_mass(*args, **static_args(spec), implementation="mosaic")
+
+
+def test_auto_takes_the_kernel_of_the_platform_that_a_program_is_lowered_for():
+    """Exported on this CPU for an NVIDIA GPU."""
+    spec = SPECS["G5_float16"]
+    names = ("__gpu$xla.gpu.triton", "triton_kernel_call")
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in names]
+    function = jax.jit(partial(prefill_window_mass, **static_args(spec)))
+    program = export.export(function, platforms=["cuda"], disabled_checks=checks)(*abstract_args(spec)).mlir_module()
+    assert sum(program.count(f"@{name}(") for name in names) == 1
