@@ -150,6 +150,10 @@ def test_each_token_is_in_the_ring_or_a_row_or_evicted_for_good(name):
         for row in rows_with_prompt(name):
             start, length = int(cache.start[row]), int(cache.length[row])
             assert length - start <= layout.ring and start >= length - layout.recent - 8
+            if cache.begin is not None:
+                sizes = np.diff(cache.begin[row])
+                assert cache.begin[row, 0] == 0 and cache.begin[row, -1] <= LAYERS * layout.rows
+                assert np.all((sizes >= 0) & (sizes <= layout.most)) and sizes.sum() >= 0.9 * LAYERS * layout.rows
             for layer in range(LAYERS):
                 held = held_rows(cache, layer, row)
                 assert len(held) <= layout.most
