@@ -21,6 +21,9 @@ def run(
         int | None,
         typer.Option(help="Tokens of prompt and answer; longer prompts are cut in the middle; default the model's."),
     ] = None,
+    shortest: Annotated[
+        int, typer.Option(help="Leave out rows with prompts of fewer tokens: small budgets cannot hold them.")
+    ] = 1,
     longest: Annotated[
         int | None, typer.Option(help="Leave out rows with prompts of more tokens, instead of cutting them.")
     ] = None,
@@ -50,10 +53,11 @@ def run(
         context=limit,
         chat=options.chats(model),
         count=samples,
+        shortest=shortest,
         longest=longest,
         prompts=templates,
     )
     if prompts is not None:
         hashes[prompts.name] = read_source(prompts)[1]
-    settings = {"samples": samples, "context": limit, "longest": longest, "texts_sha256": hashes}
+    settings = {"samples": samples, "context": limit, "shortest": shortest, "longest": longest, "texts_sha256": hashes}
     execute(options, "longbench", model, questions, settings)

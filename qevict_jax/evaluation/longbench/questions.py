@@ -24,6 +24,7 @@ def make_questions(
     context: int,
     chat: bool,
     count: int | None = None,
+    shortest: int = 1,
     longest: int | None = None,
     prompts: Mapping[str, str] | None = None,
 ) -> tuple[list[Question], dict[str, str]]:
@@ -39,6 +40,7 @@ def make_questions(
         context: tokens of prompt and answer together.
         chat: the model's chat format is used where the task has it.
         count: the first so many rows of each task; None for all.
+        shortest: leave out rows with prompts of fewer tokens, which a small budget cannot hold.
         longest: leave out rows whose prompt would have to be cut to this many tokens; None cuts them instead.
         prompts: other prompts by task, with ``{context}`` and ``{input}``.
 
@@ -62,6 +64,8 @@ def make_questions(
                 break
             text = _fill(template, content)
             whole = prompt_tokens(tokenizer, text, chat=chat and row.chat)
+            if len(whole) < shortest:
+                continue
             limit = context - row.max_new_tokens
             if len(whole) > (limit if longest is None else min(limit, longest)):
                 if longest is not None:
@@ -70,7 +74,7 @@ def make_questions(
             questions.append(_question(name, index, row, whole, content))
             made += 1
         if not made:
-            raise QEvictError(f"{name}: no row has a prompt of at most {longest} tokens")
+            raise QEvictError(f"{name}: no row has a prompt of {shortest} to {longest or 'any number of'} tokens")
     return questions, hashes
 
 

@@ -79,7 +79,8 @@ def test_rows_that_are_too_long_can_be_left_out_and_keep_their_numbers(tmp_path)
     write(tmp_path, "hotpotqa", row("x" * 5000), row(), row(), row("y" * 5000), row())
     assert [q.index for q in made(tmp_path, "hotpotqa", longest=1000)] == [1, 2, 4]
     assert [q.index for q in made(tmp_path, "hotpotqa", longest=1000, count=2)] == [1, 2]
-    with pytest.raises(QEvictError, match="no row has a prompt of at most 10 tokens"):
+    assert [q.index for q in made(tmp_path, "hotpotqa", context=6000, shortest=1000)] == [0, 3]
+    with pytest.raises(QEvictError, match="no row has a prompt of 1 to 10 tokens"):
         made(tmp_path, "hotpotqa", longest=10)
 
 
