@@ -191,6 +191,10 @@ class Compiled:
 
     def __call__(self, name: str, *args: Any) -> Any:
         """Runs a program of the decoder, compiling it first if these shapes are new."""
+        return self.prepare(name, *args)(*args)
+
+    def prepare(self, name: str, *args: Any) -> Any:
+        """The executable of a program for arguments of these shapes, which may be `jax.ShapeDtypeStruct`."""
         leaves, tree = jax.tree.flatten(args)
         shapes = tuple((x.shape, x.dtype) for x in leaves)
         started = time.perf_counter()
@@ -199,7 +203,7 @@ class Compiled:
             decoder = replace(decoder, filters=Filters.of(Sampling()), eos=(), capacity=0, log_probs=False)
         executable = _executable(decoder, name, tree, shapes)
         self.seconds += time.perf_counter() - started
-        return executable(*args)
+        return executable
 
 
 @lru_cache(maxsize=256)

@@ -85,6 +85,7 @@ class Engine:
         filters: Filters = ANY_SAMPLING,
         log_probs: bool = False,
         eos: Iterable[int] | None = None,
+        prompt_sizes: Sequence[int] = (),
     ):
         """An engine without rows; their cache is made when the first one joins.
 
@@ -97,6 +98,7 @@ class Engine:
             filters: the parts of `Sampling` that requests may use; fewer make a smaller program.
             log_probs: keep log-probabilities.
             eos: ids that end a row, default those of the model's tokenizer.
+            prompt_sizes: ascending numbers of tokens that prompts are padded to, default those of `bucket`.
 
         Raises:
             QEvictError: a size that makes no sense, a context beyond the model's, or a budget too small for the cache.
@@ -107,7 +109,7 @@ class Engine:
             raise QEvictError(
                 f"max_context={max_context} must lie in 1 .. {model.config.max_position}, the model's own"
             )
-        self.slots, self.max_context = slots, max_context
+        self.slots, self.max_context, self._prompt_sizes = slots, max_context, tuple(prompt_sizes)
         self._model, self._params = model, model.params
         self._policy = make_policy(model.config.kv_shape(), cache or CacheConfig(), max_context)
         if eos is None:
@@ -183,7 +185,7 @@ class Engine:
 
         Args:
             requests: one or several, read together.
-            size: tokens that prompts are padded to, default the bucket of the longest.
+            size: tokens that prompts are padded to, default the smallest size that holds the longest.
 
         Returns:
             Rows for `insert`.
@@ -198,10 +200,20 @@ class Engine:
     def read(self, prompts: Sequence[Sequence[int]], *, size: int | None = None) -> tuple[jax.Array, Any]:
         """Reads prompts into a fresh cache; logits ``[n, V]`` after each, and the cache, for `feed` or `begin`."""
         lengths = np.array([len(ids) for ids in prompts], np.int32)
-        padded = np.zeros((len(prompts), size or min(bucket(int(lengths.max())), self.max_context)), np.int32)
+        padded = np.zeros((len(prompts), size or self._prompt_size(int(lengths.max()))), np.int32)
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = ids
         return self._prefill("read", jnp.asarray(padded), jnp.asarray(lengths))
+
+    def _prompt_size(self, longest: int) -> int:
+        given = next((size for size in self._prompt_sizes if size >= longest), bucket(longest))
+        return min(given, self.max_context)
+
+    def prepare(self) -> None:
+        """Compiles reading one prompt of every one of ``prompt_sizes``, so that no request has to wait for it."""
+        for size in self._prompt_sizes:
+            shapes = (jax.ShapeDtypeStruct(axes, jnp.int32) for axes in ((1, size), (1,)))
+            self.compiled.prepare("read", self._params, *shapes)
 
     def feed(self, cache: Any, rows: Sequence[Sequence[int]]) -> tuple[jax.Array, Any]:
         """Given ids go to a cache that was read, with a routing event after them.

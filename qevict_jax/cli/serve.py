@@ -29,6 +29,9 @@ def run(
     ] = None,
     queue_limit: Annotated[int, typer.Option(help="Requests that may wait for a slot; more are refused.")] = 64,
     grace: Annotated[float, typer.Option(help="Seconds that running requests have to end after a signal.")] = 10.0,
+    warm_up: Annotated[
+        bool, typer.Option("--warm-up/--no-warm-up", help="Compile for prompts of all sizes before listening.")
+    ] = True,
     dtype: Annotated[
         str | None, typer.Option(help="Compute in float32, bfloat16 or float16; default float32 on a CPU.")
     ] = None,
@@ -53,6 +56,7 @@ def run(
         max_new_tokens=max_new_tokens,
         queue_limit=queue_limit,
         grace=grace,
+        warm_up=warm_up,
         announce=lambda url: typer.echo(f"serving on {url}"),
     )
     plan = server.plan

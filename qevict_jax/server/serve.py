@@ -78,6 +78,7 @@ def make_server(
     max_new_tokens: int | None = None,
     queue_limit: int = 64,
     grace: float = 10.0,
+    warm_up: bool = True,
     announce: Callable[[str], None] = print,
 ) -> Server:
     """Engine, worker and server around a model; the worker has started.
@@ -93,6 +94,7 @@ def make_server(
         max_new_tokens: the most tokens of an answer, default what the context leaves.
         queue_limit: requests that may wait for a slot.
         grace: seconds that running requests have after a signal to end.
+        warm_up: compile the programs of all prompt sizes now, not each when it is first needed.
         announce: called with the base URL for clients once the server listens.
 
     Raises:
@@ -109,8 +111,19 @@ def make_server(
     if max_context < 3:
         raise QEvictError(f"max_context={max_context} must be at least 3")
     most = max_new_tokens or max_context - 1
-    engine = Engine(model, cache, slots=slots, max_context=max_context, max_new_tokens=most)
+    engine = Engine(
+        model, cache, slots=slots, max_context=max_context, max_new_tokens=most, prompt_sizes=prompt_sizes(max_context)
+    )
     worker = Worker(engine, model.tokenizer, queue_limit=queue_limit)
-    worker.start()
+    worker.start(warm_up=warm_up)
     reader = Reader(model, name, max_context, most)
     return Server(worker, reader, host=host, port=port, grace=grace, announce=announce)
+
+
+def prompt_sizes(max_context: int) -> list[int]:
+    """Two sizes per octave up to the context, so that few programs serve all prompts: 64, 96, 128, 192, ..."""
+    sizes, size = [], 64
+    while size < max_context:
+        sizes += [size, size * 3 // 2]
+        size *= 2
+    return [*(size for size in sizes if size < max_context), max_context]

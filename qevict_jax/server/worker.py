@@ -68,7 +68,7 @@ class Worker:
         Args:
             engine: without rows.
             tokenizer: the model's.
-            queue_limit: jobs that may wait for a slot.
+            queue_limit: jobs that may wait while all slots are taken.
         """
         self.engine, self._tokenizer, self._queue_limit = engine, tokenizer, queue_limit
         self._waiting: deque[Job] = deque()
@@ -84,12 +84,18 @@ class Worker:
             full_kv_bytes=engine.plan.full_kv_bytes * engine.slots,
         )
 
-    def start(self) -> None:
-        """Compiles what every request needs and begins to work."""
+    def start(self, *, warm_up: bool = True) -> None:
+        """Compiles what every request needs and begins to work.
+
+        Args:
+            warm_up: also compile reading prompts of every size.
+        """
         slot = self.engine.free[0]
         self.engine.insert(self.engine.prefill([Request((0,), 2, Sampling())]), [slot])
         self.engine.decode_block()
         self.engine.release(slot)
+        if warm_up:
+            self.engine.prepare()
         self._thread.start()
 
     @property
@@ -106,7 +112,8 @@ class Worker:
         with self._changed:
             if not self.alive:
                 raise _unavailable()
-            if len(self._waiting) >= self._queue_limit:
+            free = self.engine.slots - len(self._running)  # filled at the next chance
+            if len(self._waiting) >= self._queue_limit + free:
                 self.metrics.refused()
                 raise ServerError(
                     429, f"the queue of {self._queue_limit} requests is full; try again later", code="queue_full"

@@ -13,7 +13,19 @@ import pytest
 
 SERVE = [sys.executable, "-c", "from qevict_jax.cli import main; main()", "serve"]
 # many slots make a step slow enough to be interrupted
-SLOW = ["--slots", "128", "--max-context", "500", "--budget", "0.9", "--kv-dtype", "float32", "--grace", "0"]
+SLOW = [
+    "--slots",
+    "128",
+    "--max-context",
+    "500",
+    "--budget",
+    "0.9",
+    "--kv-dtype",
+    "float32",
+    "--grace",
+    "0",
+    "--no-warm-up",
+]
 
 
 @pytest.mark.slow

@@ -30,7 +30,13 @@ class Running:
 
     def __init__(self, model, **options):
         urls = queue.Queue()
-        options = {"slots": SLOTS, "max_context": CONTEXT, "queue_limit": QUEUE, "grace": 0.3} | options
+        options = {
+            "slots": SLOTS,
+            "max_context": CONTEXT,
+            "queue_limit": QUEUE,
+            "grace": 0.3,
+            "warm_up": False,
+        } | options
         self.server = make_server(model, NAME, CACHE, port=0, announce=urls.put, **options)
         self.worker = self.server._worker
         self.thread = threading.Thread(target=self.server.run)
@@ -70,10 +76,18 @@ class Running:
 
     def wait_for(self, name, value):
         """Until a metric has a value."""
-        deadline = time.monotonic() + 30
-        while self.metric(name) != value:
-            assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, not {value}"
-            time.sleep(0.01)
+        wait_until(lambda: self.metric(name) == value)
+
+    def wait_for_jobs(self, count):
+        """Until so many requests decode or wait; those that come while the engine is held still wait."""
+        wait_until(lambda: self.metric("qevict_slots_active") + self.metric("qevict_queue_length") == count)
+
+
+def wait_until(happened):
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline, "it has not happened"
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,18 @@ import pytest
 from qevict_jax.engine import Engine, Request
 from qevict_jax.sampling import Sampling
 from qevict_jax.server.errors import ServerError
+from qevict_jax.server.serve import prompt_sizes
 from qevict_jax.server.worker import Finished, Job, Piece, Worker
 from tests.server.conftest import CACHE, CONTEXT, SLOTS
 
 
 @pytest.fixture
 def worker(model, quick):
-    engine = Engine(model, CACHE, slots=SLOTS, max_context=CONTEXT, max_new_tokens=CONTEXT - 1)
+    engine = Engine(
+        model, CACHE, slots=SLOTS, max_context=CONTEXT, max_new_tokens=CONTEXT - 1, prompt_sizes=prompt_sizes(CONTEXT)
+    )
     worker = Worker(engine, model.tokenizer, queue_limit=3)
-    worker.start()
+    worker.start(warm_up=False)
     yield worker
     worker.stop(0.0)
     assert worker.join(30.0)
@@ -34,6 +37,18 @@ def finish(events):
     while isinstance(seen[-1], Piece):
         seen.append(events.get(timeout=30))
     return seen
+
+
+def test_prompts_of_all_sizes_are_compiled_before_the_first_request(worker):
+    assert prompt_sizes(300) == [64, 96, 128, 192, 256, 300] and prompt_sizes(64) == [64] and prompt_sizes(5) == [5]
+    engine = worker.engine
+    engine.prepare()
+    before = engine.compiled.seconds
+    for length in (3, 70, 126):
+        work, events = job(tokens=2, prompt=(5,) * length)
+        worker.submit(work)
+        assert finish(events)[-1] == Finished("length", 2)
+    assert engine.compiled.seconds - before < 0.1
 
 
 def test_a_job_gives_pieces_and_an_end(worker):
