@@ -22,6 +22,7 @@ from pallas_kernels.tiered_decode_attention.gpu_triton import dot, iota, load, p
 # tensor cores, term by term: with larger blocks the compiler runs out of registers.
 _BLOCK_BYTES = {2: 32 << 10, 4: 16 << 10}
 _LONGEST_BLOCK, _SHORTEST_BLOCK = 128, 16
+WARPS, STAGES = 4, 2
 _LOG2E = float(np.log2(np.e))
 
 
@@ -80,8 +81,8 @@ def _token_mass(
         ),
         grid=(key_blocks, kv_heads, batch),
         out_shape=jax.ShapeDtypeStruct((batch, kv_heads, key_blocks * block_keys), jnp.float32),
-        warps=4,
-        stages=2,
+        warps=WARPS,
+        stages=STAGES,
         interpret=interpret,
         name="prefill_window_mass",
     )(first, limit, q, keys, lse)
