@@ -122,28 +122,31 @@ def _attend_tile(shape: KernelShape, refs: QuantizedRefs, block: Any, tile: int,
     peak = softmax.raise_peak(s, here, [scores[token] for token in range(shape.window)])
     s.block_peak[block, here] = jnp.broadcast_to(peak, (rows.rows, LANES))
     zeros = jnp.zeros((rows.rows, LANES), jnp.float32)
-    by_head = [jnp.zeros((shape.stacked_rows, shape.head_dim), jnp.float32) for _ in held]
+    mixed = jnp.zeros((shape.stacked_rows, len(held) * shape.head_dim), jnp.float32)
     for sub in subs:
         lanes = slice(sub * LANES, (sub + 1) * LANES)
 
         def one_token(token: Any, carry: Any, sub: int = sub, lanes: slice = lanes) -> Any:
-            received, constant, by_head = carry
+            received, constant, mixed = carry
             weights = jnp.exp2(scores[token, :, lanes] - peak)
             scale, offset = s.value_scale[tile, token, :, lanes], s.value_offset[tile, token, :, lanes]
             if rows.rows > SUBLANES:  # one head: its numbers are the same in all rows
                 scale, offset = scale[:1], offset[:1]
             stacked = stacked_parts(weights * scale, shape.query_parts)
             word, bit = locate(token, shape.bits)
-            mixed = []
-            for slot, before in zip(held.values(), by_head, strict=True):
+            values = []
+            for slot in held.values():
                 codes = load_tiles(s.value_words.at[slot, word], pl.ds(sub * PAIRS, PAIRS), shape.head_dim)
-                mixed.append(before + mix(stacked, [mantissa_codes(codes, bit, shape.bits)]))
-            return received + weights, constant + weights * offset, mixed
+                values.append(mantissa_codes(codes, bit, shape.bits))
+            # side by side: a matrix unit of v6e and later is as wide as two heads
+            both = jnp.concatenate(values, axis=1) if len(values) > 1 else values[0]
+            return received + weights, constant + weights * offset, mixed + mix(stacked, [both])
 
-        received, constant, by_head = shape.loop(shape.window, one_token, (zeros, zeros, by_head))
+        received, constant, mixed = shape.loop(shape.window, one_token, (zeros, zeros, mixed))
         s.weights[block, here, lanes] = received
         s.total[here] += received
         s.constant[here] += constant
+    by_head = [mixed[:, i * shape.head_dim : (i + 1) * shape.head_dim] for i in range(len(held))]
     s.mixed[here] += own_rows(shape, [sum_parts(x, rows.rows) for x in by_head])
 
 
