@@ -4,16 +4,18 @@
 
     python -m benchmarks.kernel_schedule --device v5e --bits 2 --window 8
     python -m benchmarks.kernel_schedule --device v6e --bits 3 --param-bits 8 --window 16 --bias
+    python -m benchmarks.kernel_schedule --device sm_90 --bits 2 --window 8
 
-Prints one JSON line, whose ``bundles_per_window`` counts the whole kernel for one sequence: sinks and ring, all
+Prints one JSON line. On a TPU its ``bundles_per_window`` counts the whole kernel for one sequence: sinks and ring, all
 blocks, merges, output and masses (`benchmarks.tpu_schedule` says how), beside the cycles in which the chip reads the
-same window in bfloat16 from HBM. Needs libtpu (extra ``tpu``).
+same window in bfloat16 from HBM; needs libtpu (extra ``tpu``). On a GPU its ``instructions_per_window`` counts the
+loop over quantized windows (`benchmarks.gpu_schedule`); needs triton (extra ``gpu-compile``).
 """
 
 import argparse
 import json
 
-from benchmarks.tpu_schedule import CHIPS, measure
+from benchmarks import gpu_schedule, tpu_schedule
 from pallas_kernels.tiered_decode_attention.arg_specs import DecodeSpec
 
 _CONTEXT = 32_768  # tokens of the row that is counted
@@ -22,7 +24,7 @@ _CONTEXT = 32_768  # tokens of the row that is counted
 def main() -> None:
     """Parses the command line and prints the measurement."""
     parser = argparse.ArgumentParser(description="Cost of the decode kernel from its machine code.")
-    parser.add_argument("--device", required=True, choices=list(CHIPS))
+    parser.add_argument("--device", required=True, choices=[*tpu_schedule.CHIPS, *gpu_schedule.CHIPS])
     parser.add_argument("--bits", type=int, default=2)
     parser.add_argument("--param-bits", type=int, default=16)
     parser.add_argument("--window", type=int, default=8)
@@ -53,7 +55,8 @@ def main() -> None:
         bias=float(args.bias),
         kv_dtype="bfloat16",
     )
-    print(json.dumps(measure(args.device, spec)))
+    schedule = gpu_schedule if args.device in gpu_schedule.CHIPS else tpu_schedule
+    print(json.dumps(schedule.measure(args.device, spec)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: The qevict_jax authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the decode attention kernel for GPUs that are not there, with the triton package (extra ``gpu-compile``).
+
+    python -m benchmarks.gpu_compile '{"bits": 2, "D": 128}' sm_80 sm_90
+
+prints one JSON line with what each machine program takes. A process of its own: a failed compilation may take the
+process along. The compiler is Triton's own; XLA has a copy of it, of about the same age, with another assembler.
+"""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import jax
+from jax.experimental import pallas as pl
+
+from benchmarks.sass import Instruction, parse, quantized_loop
+from pallas_kernels.tiered_decode_attention import pallas_gpu
+from pallas_kernels.tiered_decode_attention.arg_specs import DecodeSpec, abstract_args, static_args
+
+_SHOWN = "The Triton module for pallas_call"
+_LOCATION = re.compile(r' (?:"[^"\n]*"\(#loc\d*\)|\[unknown\]|\(?#loc\d*\)?|"[^"\n]*"\([^()\n]*\))(?=[\n),:]|$)')
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A kernel's machine program.
+
+    Attributes:
+        instructions: all of it.
+        loop: those of the loop over blocks of quantized windows.
+        registers: of a thread.
+        stack: bytes of local memory of a thread.
+        shared: bytes of shared memory of a block of threads.
+    """
+
+    instructions: list[Instruction]
+    loop: list[Instruction]
+    registers: int
+    stack: int
+    shared: int
+
+    @property
+    def spills(self) -> int:
+        """Instructions that move registers to or from local memory."""
+        return sum(x.name in ("LDL", "STL") for x in self.instructions)
+
+
+def triton_module(spec: DecodeSpec) -> str:
+    """The kernel as Triton's intermediate language, without source locations."""
+    function = partial(pallas_gpu.tiered_decode_attention, **static_args(spec))
+    shown = io.StringIO()
+    with mock.patch.object(pl, "pallas_call", partial(pl.pallas_call, debug=True)), redirect_stdout(shown):
+        jax.jit(function).trace(*abstract_args(spec)).lower(lowering_platforms=("cuda",))
+    text = shown.getvalue()
+    start = text.index("module @", text.index(_SHOWN))
+    return _LOCATION.sub("", text[start : text.index("\n}", start) + 3])
+
+
+def compile_module(module: str, device: str) -> Machine:
+    """The machine program for a device, "sm_90" for example.
+
+    Raises:
+        ValueError: the module does not compile.
+    """
+    import triton  # type: ignore[import-not-found]
+    from triton._C.libtriton import ir  # type: ignore[import-not-found]
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
+    from triton.compiler.compiler import make_backend  # type: ignore[import-not-found]
+
+    capability = int(device.removeprefix("sm_"))
+    target = GPUTarget("cuda", capability, 32)
+    backend = make_backend(target)
+    options = {"num_warps": pallas_gpu.WARPS, "num_stages": pallas_gpu.STAGES, "enable_fp_fusion": True}
+    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        source = Path(folder, "kernel.ttir")
+        source.write_text(module)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        try:
+            # what is compiled from a file skips the passes of the file's own stage
+            parsed = ir.parse_mlir_module(str(source), context)
+            parsed.context = context
+            source.write_text(str(backend.make_ttir(parsed, {}, backend.parse_options(options), capability)))
+            compiled = triton.compile(str(source), target=target, options=options)
+        except RuntimeError as error:
+            raise ValueError(f"the kernel does not compile for {device}: {error}") from error
+        program = Path(folder, "kernel.cubin")
+        program.write_bytes(compiled.asm["cubin"])
+        tools = triton.knobs.nvidia
+        instructions, labels = parse(_run(tools.nvdisasm.path, "-c", program))
+        usage = _run(tools.cuobjdump.path, "-res-usage", program)
+    numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
+    loop = quantized_loop(instructions, labels)
+    return Machine(instructions, loop, numbers["REG"], numbers["STACK"], compiled.metadata.shared)
+
+
+def _run(*command: object) -> str:
+    return subprocess.run([str(x) for x in command], capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    lowered = triton_module(DecodeSpec(**json.loads(sys.argv[1])))
+    found = {}
+    for name in sys.argv[2:]:
+        machine = compile_module(lowered, name)
+        found[name] = {
+            "registers": machine.registers,
+            "spills": machine.spills,
+            "shared": machine.shared,
+            "instructions": len(machine.instructions),
+            "loop_instructions": len(machine.loop),
+        }
+    print(json.dumps(found))
