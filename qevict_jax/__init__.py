@@ -3,6 +3,8 @@
 """QEvict in JAX: long-context language models in a fraction of the KV-cache memory."""
 
 from qevict_jax.config import CacheConfig as CacheConfig
+from qevict_jax.engine import Engine as Engine
+from qevict_jax.engine import Request as Request
 from qevict_jax.generate import Result as Result
 from qevict_jax.generate import generate as generate
 from qevict_jax.generate import stream as stream
@@ -19,9 +21,11 @@ from qevict_jax.version import __version__ as __version__
 __all__ = [
     "CacheConfig",
     "CachePlan",
+    "Engine",
     "KVShape",
     "LanguageModel",
     "QEvictError",
+    "Request",
     "Result",
     "Sampling",
     "Session",
