@@ -11,6 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from qevict_jax.server.prompts import Asked, Reader
 from qevict_jax.server.worker import Event, Finished, Job, Piece, Worker
 
 _MOST_BODY_BYTES = 16 * 2**20
+_CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody is there to read it
 
 
 def create_app(worker: Worker, reader: Reader) -> Starlette:
@@ -57,7 +59,12 @@ def create_app(worker: Worker, reader: Reader) -> Starlette:
             Route("/health", health),
             Route("/metrics", metrics),
         ],
-        exception_handlers={ServerError: _refusal, HTTPException: _http_error, Exception: _bug},
+        exception_handlers={
+            ServerError: _refusal,
+            HTTPException: _http_error,
+            ClientDisconnect: _nobody,
+            Exception: _bug,
+        },
     )
 
 
@@ -78,7 +85,7 @@ async def _answer(request: HTTPRequest, worker: Worker, reader: Reader, chat: bo
             if isinstance(event, Finished):
                 return JSONResponse(documents.whole(text, event.reason, event.tokens))
             text += event.text
-    return Response(status_code=499)  # nobody is there to read it
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 async def _body(request: HTTPRequest) -> bytes:
@@ -169,6 +176,10 @@ async def _http_error(request: HTTPRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     return JSONResponse(ServerError(error.status_code, message).body, error.status_code, error.headers)
+
+
+async def _nobody(request: HTTPRequest, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 async def _bug(request: HTTPRequest, error: Exception) -> Response:

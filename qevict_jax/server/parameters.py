@@ -116,5 +116,8 @@ def wrong(name: str, value: Any, expected: str) -> ServerError:
 
 def shown(value: Any) -> str:
     """A value in an error message, cut short and in ASCII."""
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "(nested too deeply)"
     return text if len(text) <= 80 else f"{text[:77]}..."

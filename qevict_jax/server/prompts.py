@@ -152,7 +152,7 @@ def _messages(messages: Any) -> list[dict[str, str]]:
 def _message(name: str, message: Any) -> dict[str, str]:
     if not isinstance(message, Mapping):
         raise wrong(name, message, 'an object like {"role": "user", "content": "..."}')
-    more = [key for key, value in message.items() if key not in ("role", "content", "name") and value is not None]
+    more = [key for key, value in message.items() if key not in ("role", "content") and value is not None]
     if more:
         raise ServerError(400, f"{name}: {more[0]!r} is not supported", param=name, code="unsupported_parameter")
     if message.get("role") not in _ROLES:

@@ -123,6 +123,7 @@ def test_bad_values_are_refused(reader, name, values):
         [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
         [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": "\ud800"}],
         [{"role": "assistant", "content": "x", "tool_calls": [{}]}],
+        [{"role": "user", "content": "x", "name": "me"}],
     ],
     ids=str,
 )  # fmt: skip
@@ -136,6 +137,13 @@ def test_a_prompt_that_does_not_fit_is_told_by_how_much(reader):
     assert (error.status, error.code) == (400, "context_length_exceeded")
     assert error.message == "the prompt has 50 tokens; with 20 for the answer that is over the context of 64 tokens"
     assert refused(chat, reader, messages=[{"role": "user", "content": "x" * 99}]).param == "messages"
+
+
+def test_values_of_any_depth_are_refused(reader):
+    """Python parses what it may not be able to print again."""
+    for depth in range(600, 1100):
+        body = b'{"model": "tiny", "prompt": "a", "stop": ' + b"[" * depth + b"]" * depth + b"}"
+        assert refused(reader.completion, body).status == 400
 
 
 def test_two_limits_are_one_too_many(reader):
