@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results in the shapes of the paper's tables: 2 RULER, 3 and 6 LongBench, 8-10 GSM8K, 11-13 and 17 ablations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from qevict_jax.evaluation.gsm8k import FLEXIBLE, STRICT
 from qevict_jax.evaluation.longbench.tasks import TASKS as LONGBENCH
@@ -82,7 +82,7 @@ def _task_table(result: Results, title: str, known: dict[str, tuple[str, str]], 
     return Table(title, (*columns, Column("Avg.")), _groups(result, row), note=_note(result))
 
 
-def _groups(result: Results, row) -> list[tuple[str, list[Row]]]:
+def _groups(result: Results, row: Callable[[CacheRow], Row]) -> list[tuple[str, list[Row]]]:
     """The full cache, then methods at each budget, then quantization at its operating points with ours beside it."""
     groups = [("", [row(cache) for cache in result.caches if cache.full])]
     budgets = sorted({cache.budget for cache in result.caches if cache.budget is not None}, reverse=True)

@@ -65,7 +65,6 @@ class Results:
     Attributes:
         benchmark: "ruler", "longbench", "gsm8k" or "ablation".
         model: as it was named.
-        directories: where the lines were.
         what: what an ablation varies, else "".
         caches: in the order of the runs.
         tasks: in the order of the runs.
@@ -77,18 +76,12 @@ class Results:
 
     benchmark: str
     model: str
-    directories: tuple[Path, ...]
     what: str
     caches: tuple[CacheRow, ...]
     tasks: tuple[str, ...]
     scores: dict[tuple[str, str, str], Mean]
     memory: dict[tuple[str, str], Mean]
     incomplete: int
-
-    def cache_memory(self, label: str) -> float | None:
-        """Mean over the tasks, None if nothing is finished."""
-        values = [mean.value for (cache, _), mean in self.memory.items() if cache == label]
-        return math.fsum(values) / len(values) if values else None
 
 
 def gather(directories: Sequence[Path]) -> list[Results]:
@@ -134,7 +127,6 @@ def _results(key: tuple[str, str, str], runs: list[tuple[Path, dict]]) -> Result
         memory[label, task].append(line["kv_ratio"])
     return Results(
         *key[:2],
-        tuple(directory for directory, _ in runs),
         key[2],
         tuple(caches.values()),
         tuple(dict.fromkeys(line["task"] for line in lines.values())),

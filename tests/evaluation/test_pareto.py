@@ -85,5 +85,5 @@ def test_runs_of_one_benchmark_are_one_result(tmp_path):
     assert [cache.label for cache in result.caches] == [
         "full", "tuned @ 0.2", "tuned @ 0.1", "paper @ 0.2", "paper @ 0.1",
     ]  # fmt: skip
-    assert result.incomplete == 0 and result.cache_memory("paper @ 0.1") == pytest.approx(0.1)
+    assert result.incomplete == 0 and result.memory["paper @ 0.1", "vt@64"].value == pytest.approx(0.1)
     assert {mean.count for mean in result.scores.values()} == {1}

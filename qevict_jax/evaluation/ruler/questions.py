@@ -3,13 +3,14 @@
 """RULER's samples as questions for a model: fitted to a length that counts the chat format and the answer."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from qevict_jax.evaluation.answering import Question
 from qevict_jax.evaluation.prompting import prompt_tokens
 from qevict_jax.evaluation.ruler.draft import Draft, Task, fitting_size, largest_size
 from qevict_jax.evaluation.ruler.question_answering import QuestionAnswering
+from qevict_jax.evaluation.ruler.sources import Readings
 from qevict_jax.evaluation.ruler.tasks import TASKS, Sources, TaskRow
 from qevict_jax.models.tokenizer import Tokenizer
 from qevict_jax.types import QEvictError
@@ -60,9 +61,11 @@ def _questions(
     row = TASKS[name]
     limit = length - row.max_new_tokens
     encode = partial(_encode, tokenizer, chat)
-    samples = _made(row, name, length, limit, count, sources, seed, encode)
-    if row.read is not None:
-        samples = _read(row, name, limit, count, sources, seed, encode)
+    if row.make is not None:
+        samples = _made(row.make, name, length, limit, count, sources, seed, encode)
+    else:
+        assert row.read is not None
+        samples = _read(row.read(sources), name, limit, count, seed, encode)
     for index, draft in enumerate(samples):
         yield Question(
             task=f"{name}@{length}",
@@ -83,9 +86,18 @@ def _score(row: TaskRow, answers: Sequence[str], text: str) -> dict[str, float]:
     return {"score": row.score(text, answers)}
 
 
-def _made(row, name, length, limit, count, sources, seed, encode) -> Iterator[Draft]:
+def _made(
+    make: Callable[[Sources, int], Task],
+    name: str,
+    length: int,
+    limit: int,
+    count: int,
+    sources: Sources,
+    seed: int,
+    encode: Callable[[Draft], list[int]],
+) -> Iterator[Draft]:
     """Samples of a task that is made here: sized by the first, then each made shorter until it fits."""
-    task: Task = row.make(sources, length)
+    task = make(sources, length)
 
     def build(index: int, size: int) -> Draft:
         return task.build(random.Random(f"{seed} {name} {index}"), size)
@@ -98,9 +110,10 @@ def _made(row, name, length, limit, count, sources, seed, encode) -> Iterator[Dr
         yield build(index, fitted)
 
 
-def _read(row, name, limit, count, sources, seed, encode) -> Iterator[Draft]:
+def _read(
+    readings: Readings, name: str, limit: int, count: int, seed: int, encode: Callable[[Draft], list[int]]
+) -> Iterator[Draft]:
     """Samples of a task with questions from a file, in random order; those that do not fit are passed over."""
-    readings = row.read(sources)
     order = list(range(len(readings.questions)))
     random.Random(f"{seed} {name}").shuffle(order)
     found = 0
