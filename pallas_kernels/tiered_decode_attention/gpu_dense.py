@@ -35,7 +35,7 @@ def dense_block(
     def numbers(words: Shaped[Array, "n c"]) -> Float[Array, "n c"]:
         return lax.bitcast_convert_type(words, jnp.dtype(kv_dtype)) if words.dtype == jnp.uint16 else words
 
-    def scores(t: int) -> Float[Array, "rows n"]:
+    def score(t: int) -> Float[Array, "rows n"]:
         products = []
         for i in (0, 1):
             keys = numbers(load(t, first + i * half, half, shape.half))
@@ -48,4 +48,4 @@ def dense_block(
         values = jnp.where(any_row[:, None], values, jnp.zeros((), values.dtype))  # a weight of zero stops no NaN
         return constant, mixed + triton.mix(weights.astype(values.dtype), values)
 
-    return attend(sums, shape.window, scores, add_values)
+    return attend(sums, shape.window, lambda tokens: [score(t) for t in tokens], add_values)

@@ -49,7 +49,7 @@ def attend(sums: Sums, window: int, scores, add_values) -> tuple[Sums, Float[Arr
     Args:
         sums: state.
         window: W.
-        scores: scores ``[rows, windows]`` of token t, ``-inf`` where nothing is seen.
+        scores: scores ``[rows, windows]`` of some tokens, a list, ``-inf`` where nothing is seen.
         add_values: ``(t, weights, constant, mixed) -> (constant, mixed)``, with the values of token t added.
 
     Returns:
@@ -58,7 +58,7 @@ def attend(sums: Sums, window: int, scores, add_values) -> tuple[Sums, Float[Arr
     received = jnp.zeros_like(sums.total)
     for first in range(0, window, TOKENS):
         tokens = range(first, min(first + TOKENS, window))
-        logits = [scores(t) for t in tokens]
+        logits = scores(tokens)
         peak = jnp.maximum(sums.peak, functools.reduce(jnp.maximum, logits).max(axis=1))
         fade = jnp.exp2(sums.peak - peak)[:, None]
         constant, mixed = sums.constant * fade, sums.mixed * fade

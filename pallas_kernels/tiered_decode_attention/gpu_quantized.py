@@ -12,6 +12,7 @@ with the six numbers made once a window. So neither rotation nor dequantization 
 channels takes four multiply-adds. Value scales fold into the weights, value offsets into a sum of their own.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -48,6 +49,21 @@ class Shape(NamedTuple):
     def half(self) -> int:
         """Channels of half a head, padded to a power of two: what Triton wants."""
         return max(16, 1 << (self.head_dim // 2 - 1).bit_length())
+
+    @property
+    def piece(self) -> int:
+        """Channels of half a head that are worked on at a time: more, and their key map does not fit the registers."""
+        return min(self.half, 32)
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of half a head."""
+        return -(-self.head_dim // 2 // self.piece)
+
+    def extent(self, piece: int) -> tuple[int, int]:
+        """First channel of a piece in its half, and how many there are."""
+        begin = piece * self.piece
+        return begin, min(self.piece, self.head_dim // 2 - begin)
 
     @property
     def channels(self) -> int:
@@ -113,14 +129,18 @@ def _key_map(
     place: Place,
     slots: Int[Array, "n"],
     starts: Int[Array, "n"],
-    inv_freq: Float[Array, "halfD"],
+    piece: int,
+    inv_freq: Float[Array, "piece"],
     bias: tuple[Array, Array] | None,
     shape: Shape,
 ) -> KeyMap:
-    half, size = shape.head_dim // 2, shape.half
+    half = shape.head_dim // 2
+    begin, count = shape.extent(piece)
     parameters = [
         _scale_offset(
-            columns(windows.key_params, place, slots, place.head * shape.head_dim + i * half, half, size),
+            columns(
+                windows.key_params, place, slots, place.head * shape.head_dim + i * half + begin, count, shape.piece
+            ),
             windows.scalars,
             place,
             slots,
@@ -130,32 +150,40 @@ def _key_map(
     ]
     (low, low_offset), (high, high_offset) = parameters
     if bias is not None:
-        low_offset, high_offset = low_offset + bias[0][None, :], high_offset + bias[1][None, :]
+        low_offset, high_offset = (
+            triton.add(offset, jnp.broadcast_to(part[None, :], offset.shape), shape.interpret)
+            for offset, part in zip((low_offset, high_offset), bias, strict=True)
+        )
     cos, sin = cos_sin(starts, inv_freq, shape.interpret)
+    cos, sin, minus_sin = (triton.to_half(x, shape.interpret) for x in (cos, sin, -sin))
 
-    def made(*numbers: Array) -> tuple[Array, Array, Array]:
-        first, second, third = (triton.to_half(x, shape.interpret) for x in numbers)
-        return first, second, third
+    def turned(a: Array, b: Array) -> tuple[Array, Array, Array]:
+        constant = triton.multiply(high_offset, b, shape.interpret)
+        return (
+            triton.multiply(low, a, shape.interpret),
+            triton.multiply(high, b, shape.interpret),
+            triton.multiply_add(low_offset, a, constant, shape.interpret),
+        )
 
-    return KeyMap(
-        low=made(low * cos, -high * sin, low_offset * cos - high_offset * sin),
-        high=made(low * sin, high * cos, low_offset * sin + high_offset * cos),
-    )
+    return KeyMap(low=turned(cos, minus_sin), high=turned(sin, cos))
 
 
 def _scale_offset(
     words: Shaped[Array, "n half"], scalars, place: Place, slots: Int[Array, "n"], shape: Shape
 ) -> tuple[Float[Array, "n half"], Float[Array, "n half"]]:
+    """Scale and offset of the codes of each channel, float16."""
     if words.dtype == jnp.uint32:  # two bfloat16, each the upper half of a float32
-        return _float(words << 16), _float(words & jnp.uint32(0xFFFF0000))
-    numbers = [_scalar(scalars, place, slots, 2 * shape.window + i, shape, 8)[:, None] for i in range(4)]
-    low_scale, step_scale, low_offset, step_offset = numbers
-    wide = words.astype(jnp.uint32)
-    # a byte as the upper bits of a fraction behind 1.0: no conversion from integer
-    one, fraction = jnp.uint32(0x3F800000), jnp.uint32(0xFF << 15)
-    scale, offset = _float(wide << 15 & fraction | one), _float(wide << 7 & fraction | one)
-    step_scale, step_offset = step_scale * 256.0, step_offset * 256.0
-    return scale * step_scale + (low_scale - step_scale), offset * step_offset + (low_offset - step_offset)
+        both = _float(words << 16), _float(words & jnp.uint32(0xFFFF0000))
+        scale, offset = (triton.to_half(x, shape.interpret) for x in both)
+        return scale, offset
+    numbers = [_scalar(scalars, place, slots, 2 * shape.window + i, shape, 8) for i in range(4)]
+    made = []
+    for position, lowest, step in ((0, numbers[0], numbers[1]), (8, numbers[2], numbers[3])):
+        # a step is small, 256 of them are not: float16 has few digits for small numbers
+        share = triton.decode((words,), (triton.Field(8, 0, position),), "float16", shape.interpret, exponent=-8)
+        step, lowest = (jnp.broadcast_to(x.astype(jnp.float16)[:, None], words.shape) for x in (256.0 * step, lowest))
+        made.append(triton.multiply_add(share, step, lowest, shape.interpret))
+    return made[0], made[1]
 
 
 def _float(bits: Shaped[Array, "*n"]) -> Float[Array, "*n"]:
@@ -177,22 +205,21 @@ def quantized_block(
     slots: Int[Array, "n"],
     present: Bool[Array, "n"],
     place: Place,
-    inv_freq: Float[Array, "halfD"],
-    bias: tuple[Array, Array] | None,
+    angles,
     shape: Shape,
 ) -> tuple[Sums, Float[Array, "rows n"]]:
     """Attention to a block of quantized windows.
 
     Args:
         sums: state.
-        queries: ``t -> (low, high)``, float16 ``[rows, half]``: the two halves of the queries turned back by t.
+        queries: ``(t, piece, i) -> [rows, piece]`` of half i of the queries turned back by t, float16.
         windows: refs to the stacks.
         starts_ref: ref ``[B, Q]``.
         slots: slots of the block, all of which exist.
         present: false where a slot stands there only to fill the block.
         place: where.
-        inv_freq: RoPE frequencies, zero where channels are padding.
-        bias: the two halves of the key bias, or None.
+        angles: ``piece -> (inv_freq, bias)``: RoPE frequencies, zero where channels are padding, and the two halves of
+            the key bias or None.
         shape: static numbers.
 
     Returns:
@@ -202,20 +229,26 @@ def quantized_block(
     attended = present & (starts >= 0)
     half = shape.head_dim // 2
     first = place.head * 2 * shape.head_dim
-    keys = [code_words(windows.codes, place, slots, first + i * half, half, shape.half, shape) for i in (0, 1)]
     values = code_words(windows.codes, place, slots, first + shape.head_dim, shape.head_dim, shape.channels, shape)
-    key_map = _key_map(windows, place, slots, starts, inv_freq, bias, shape)
     param_bits = 8 if windows.key_params.dtype == jnp.uint16 else 16
 
-    def scores(t: int) -> Float[Array, "rows n"]:
-        codes = [token_codes(words, t, "float16", shape) for words in keys]
-        turned = []
-        for first, second, constant in key_map:
-            inner = triton.multiply_add(second, codes[1], constant, shape.interpret)
-            turned.append(triton.multiply_add(first, codes[0], inner, shape.interpret))
-        low, high = queries(t)
-        logits = triton.dot(low, turned[0]) + triton.dot(high, turned[1])
-        return jnp.where(attended[None, :], logits, -jnp.inf)
+    def scores(tokens: Sequence[int]) -> list[Float[Array, "rows n"]]:
+        logits = [jnp.zeros((shape.rows, slots.shape[0]), jnp.float32) for _ in tokens]
+        for piece in range(shape.pieces):
+            begin, size = shape.extent(piece)
+            keys = [
+                code_words(windows.codes, place, slots, first + i * half + begin, size, shape.piece, shape)
+                for i in (0, 1)
+            ]
+            inv_freq, bias = angles(piece)
+            key_map = _key_map(windows, place, slots, starts, piece, inv_freq, bias, shape)
+            for index, t in enumerate(tokens):
+                codes = [token_codes(words, t, "float16", shape) for words in keys]
+                for i, (first_factor, second_factor, constant) in enumerate(key_map):
+                    inner = triton.multiply_add(second_factor, codes[1], constant, shape.interpret)
+                    turned = triton.multiply_add(first_factor, codes[0], inner, shape.interpret)
+                    logits[index] = logits[index] + triton.dot(queries(t, piece, i), turned)
+        return [jnp.where(attended[None, :], x, -jnp.inf) for x in logits]
 
     def add_values(t: int, weights: Array, constant: Array, mixed: Array) -> tuple[Array, Array]:
         # what lies in a slot that is not attended may be NaN, which a weight of zero does not stop

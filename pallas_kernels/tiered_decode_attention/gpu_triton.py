@@ -31,9 +31,9 @@ class Field(NamedTuple):
 
 
 def decode(
-    words: tuple[UInt16[Array, "*n"], ...], fields: tuple[Field, ...], dtype: str, interpret: bool
+    words: tuple[UInt16[Array, "*n"], ...], fields: tuple[Field, ...], dtype: str, interpret: bool, exponent: int = 0
 ) -> Float[Array, "*n"]:
-    """Codes as floats, exactly.
+    """Codes as floats times ``2**exponent``, exactly.
 
     On the device the bits go into the mantissa of a power of two, whose last place they then are: no conversion from
     integer, which runs at a quarter of the rate. An "and-or" places each field and one multiply-add takes away the
@@ -44,13 +44,14 @@ def decode(
         fields: where the bits of a code are.
         dtype: "float16" or "bfloat16".
         interpret: compute in plain JAX.
+        exponent: of the power of two.
     """
     if interpret:
         codes = sum(
             ((word.astype(jnp.int32) >> field.position) & ((1 << field.bits) - 1)) << field.low
             for word, field in zip(words, fields, strict=True)
         )
-        return jnp.asarray(codes).astype(dtype)
+        return jnp.asarray(codes).astype(dtype) * jnp.asarray(2.0**exponent, dtype)
     mantissa = jnp.finfo(dtype).nmant
     width = sum(field.bits for field in fields)
     step = fields[0].bits
@@ -68,8 +69,8 @@ def decode(
         lines.append(f"{moved}.b32 w, ${index + 1}, {abs(shift)};")
         mask = _both(((1 << field.bits) - 1) << (place + field.low))
         lines.append(f"lop3.b32 x, w, {mask}, x, {_AND_OR:#x};")
-    lines.append(f"mov.b32 s, {both(2.0**-place)};")
-    lines.append(f"mov.b32 o, {both(-(2.0 ** (mantissa - place)))};")
+    lines.append(f"mov.b32 s, {both(2.0 ** (exponent - place))};")
+    lines.append(f"mov.b32 o, {both(-(2.0 ** (mantissa + exponent - place)))};")
     lines.append(f"fma.rn.{'bf16x2' if dtype == 'bfloat16' else 'f16x2'} $0, x, s, o;")
     return _pairs("{ .reg .b32 w, x, s, o; " + " ".join(lines) + " }", words, dtype)
 
@@ -81,6 +82,16 @@ def multiply_add(
     if interpret:
         return (a.astype(jnp.float32) * b.astype(jnp.float32) + c.astype(jnp.float32)).astype(jnp.float16)
     return _pairs("fma.rn.f16x2 $0, $1, $2, $3;", (a, b, c), "float16")
+
+
+def multiply(a: Float[Array, "*n"], b: Float[Array, "*n"], interpret: bool) -> Float[Array, "*n"]:
+    """``a * b`` of float16."""
+    return a * b if interpret else _pairs("mul.rn.f16x2 $0, $1, $2;", (a, b), "float16")
+
+
+def add(a: Float[Array, "*n"], b: Float[Array, "*n"], interpret: bool) -> Float[Array, "*n"]:
+    """``a + b`` of float16."""
+    return a + b if interpret else _pairs("add.rn.f16x2 $0, $1, $2;", (a, b), "float16")
 
 
 def to_half(x: Float[Array, "*n"], interpret: bool) -> Float[Array, "*n"]:
@@ -96,6 +107,23 @@ def nearest(x: Float[Array, "*n"], interpret: bool) -> Float[Array, "*n"]:
         return jnp.round(x)
     shift = np.float32(1.5 * 2.0**23)  # a float32 of this size has no fraction; XLA would simplify it away
     return (x + shift) - shift
+
+
+def cos_sin(x: Float[Array, "*n"], interpret: bool) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
+    """Cosine and sine of angles in -pi .. pi, absolute error 2^-20; on the device by its table."""
+    if interpret:
+        return jnp.cos(x), jnp.sin(x)
+    cosine, sine = (
+        pltriton.elementwise_inline_asm(
+            f"{name}.approx.ftz.f32 $0, $1;",
+            args=[x],
+            constraints="=f,f",
+            pack=1,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        )[0]
+        for name in ("cos", "sin")
+    )
+    return cosine, sine
 
 
 def load(ref, *index, mask: Shaped[Array, "..."] | None = None) -> Shaped[Array, "..."]:

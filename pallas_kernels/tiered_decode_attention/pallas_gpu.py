@@ -37,14 +37,14 @@ WARPS, STAGES = 4, 2
 class Refs(NamedTuple):
     """Inputs of the kernel; N is KV heads times blocks of query rows, head first."""
 
-    turned: Float[Array, "B N W 2 rows half"]
+    turned: Float[Array, "B N W pieces 2 rows piece"]
     queries: Float[Array, "B N parts 2 rows half"]
     row_positions: Int[Array, "B N rows"]
     newest: Int[Array, "B"]
     tiers: Tiers
     layer: Int[Array, "1"]
-    inv_freq: Float[Array, "half"]
-    key_bias: Float[Array, "K 2 half"] | None
+    inv_freq: Float[Array, "pieces piece"]
+    key_bias: Float[Array, "K 2 pieces piece"] | None
 
 
 class Results(NamedTuple):
@@ -120,15 +120,15 @@ def tiered_decode_attention(
     rows = _rows(q, kv_heads, row_blocks)
     refs = Refs(
         turned=_turn_back(rows, inv_freq, window, shape),
-        queries=_parts(_pad_last(rows, shape), kv_dtype),
+        queries=_parts(_pad_last(rows, shape.half), kv_dtype),
         row_positions=row_positions,
         newest=row_positions.max(axis=(1, 2)),
         tiers=tiers._replace(full_valid=None if tiers.full_valid is None else tiers.full_valid.astype(jnp.int32)),
         layer=jnp.reshape(layer, (1,)),
-        inv_freq=_pad_last(inv_freq, shape),
+        inv_freq=_pieces(inv_freq, shape),
         key_bias=None
         if key_bias is None
-        else _pad_last(key_bias.astype(jnp.float32).reshape(kv_heads, 2, head_dim // 2), shape),
+        else _pieces(key_bias.astype(jnp.float16).reshape(kv_heads, 2, head_dim // 2), shape),
     )
     results = _call(refs, splits, shape, row_blocks, tokens * groups, kv_dtype)
 
@@ -163,19 +163,23 @@ def _rows(q: Float[Array, "B T H D"], kv_heads: int, row_blocks: int) -> Float[A
     return rows.reshape(batch, kv_heads * row_blocks, ROWS, 2, head_dim // 2)
 
 
-def _pad_last(x: Float[Array, "*n halfD"], shape: Shape) -> Float[Array, "*n half"]:
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, shape.half - x.shape[-1])])
+def _pad_last(x: Float[Array, "*n halfD"], size: int) -> Float[Array, "*n size"]:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
+
+
+def _pieces(x: Float[Array, "*n halfD"], shape: Shape) -> Float[Array, "*n pieces piece"]:
+    return _pad_last(x, shape.pieces * shape.piece).reshape(*x.shape[:-1], shape.pieces, shape.piece)
 
 
 def _turn_back(
     rows: Float[Array, "B N rows 2 halfD"], inv_freq: Float[Array, "halfD"], window: int, shape: Shape
-) -> Float[Array, "B N W 2 rows half"]:
+) -> Float[Array, "B N W pieces 2 rows piece"]:
     """Queries turned back by 0 .. W-1 positions, float16."""
     angles = jnp.arange(window, dtype=jnp.float32)[:, None, None] * inv_freq
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     low, high = rows[:, :, None, :, 0], rows[:, :, None, :, 1]
     turned = jnp.stack([low * cos + high * sin, high * cos - low * sin], axis=3)
-    return _pad_last(turned, shape).astype(jnp.float16)
+    return jnp.moveaxis(_pieces(turned.astype(jnp.float16), shape), -2, 3)
 
 
 def _parts(rows: Float[Array, "B N rows 2 half"], kv_dtype: str) -> Float[Array, "B N parts 2 rows half"]:
@@ -245,11 +249,13 @@ def _kernel(
         windows = refs.tiers.quantized
         assert windows is not None
         slots = windows.key_params.shape[2]
-        inv_freq = refs.inv_freq[...]
-        bias = None if refs.key_bias is None else (refs.key_bias[head, 0], refs.key_bias[head, 1])
 
-        def queries(t: int) -> tuple[Array, Array]:
-            return refs.turned[row, program, t, 0], refs.turned[row, program, t, 1]
+        def queries(t: int, piece: int, i: int) -> Array:
+            return refs.turned[row, program, t, piece, i]
+
+        def angles(piece: int) -> tuple[Array, tuple[Array, Array] | None]:
+            bias = refs.key_bias
+            return refs.inv_freq[piece], None if bias is None else (bias[head, 0, piece], bias[head, 1, piece])
 
         def body(block: Array, sums: online.Sums) -> online.Sums:
             slot = block * QUANTIZED_BLOCK + triton.iota(QUANTIZED_BLOCK)
@@ -261,8 +267,7 @@ def _kernel(
                 jnp.minimum(slot, slots - 1),
                 slot < slots,
                 place,
-                inv_freq,
-                bias,
+                angles,
                 shape,
             )
             write_block(sums, received, block, block * QUANTIZED_BLOCK)
