@@ -7,10 +7,11 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from qevict_jax.diagnostics.one_way import OneWay, route_one_way
-from qevict_jax.diagnostics.revival import count_moves
+from qevict_jax.diagnostics.revival import count_moves, global_lir, inactive_episodes
 from qevict_jax.policies.base import Tier
 from qevict_jax.routing import Event, Slots
 from tests.diagnostics.tiny_run import CONFIG, run
@@ -77,6 +78,10 @@ def test_a_run_has_demotions_and_no_promotions():
     found = run(config, OneWay)
     moves = count_moves(found.placement[:, :, 0])
     assert moves.demotions.sum() > 0 and moves.evictions.sum() > 0 and moves.promotions.sum() == 0
+    first = config.sink + config.window * np.arange(found.window_mass.shape[-1])
+    tiers = found.placement[:, 0, 0][:, first]
+    episodes = inactive_episodes(tiers == Tier.FULL, np.isin(tiers, [Tier.FULL, Tier.QUANTIZED, Tier.EVICTED]))
+    assert len(episodes.length) and global_lir([episodes], 1).rate == 0.0
     # unlike "exact", which keeps its full slots filled
     held = (found.placement == Tier.FULL).sum(axis=-1)
     assert held.max() == found.plan.full_windows * config.window > held.min()
