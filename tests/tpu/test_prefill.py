@@ -35,8 +35,9 @@ def compiled(programs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2", "tpu7x:2x2x1"])
 def test_one_kernel_per_part_and_memory_linear_in_the_prompt(topology: str):
-    """Beside its operands and results a part keeps at most its operands in another order; S x S logits of a single
-    head would take 32 times as much at 8K tokens of Llama-3.1-8B.
+    """Beside operands and results a part keeps at most the same in another order, and log-sum-exps of one KV head 128
+    lanes wide: less than four times the queries. S x S logits of one head of Llama-3.1-8B are 16 times the queries at
+    32K tokens.
     """
     parts = [{"part": "attention"}, {"part": "mass"}, {"part": "mass", "queries": None}]
     asked = [
@@ -47,7 +48,7 @@ def test_one_kernel_per_part_and_memory_linear_in_the_prompt(topology: str):
     ]
     for found in compiled(asked):
         assert found["kernels"] == 1, found
-        assert found["temp_bytes"] <= 3 * found["q_bytes"], found
+        assert found["temp_bytes"] < 4 * found["q_bytes"], found
 
 
 @pytest.mark.parametrize(("model", "topology"), [("smollm2-135m", "v5e:2x2"), ("llama-3.1-8b", "v6e:2x2")])
