@@ -86,15 +86,15 @@ def test_a_histogram_keeps_mean_and_weight():
 
 def test_squared_gradients_are_those_of_finite_differences():
     """Of the mean loss, by moving one key and one value of layer 0 in a float64 model."""
-    name, tokens = "bias", np.array(TEXT[:10])
+    name, tokens = "bias", np.array(TEXT[:LENGTH])
     random = random_model(name)
     keys, values, key_squares, value_squares = squared_gradients(
         random.program, random.params, jnp.asarray(tokens[None])
     )
     model = Float64Model(random)
-    expected_keys, expected_values = (x[:, :10] for x in keys_and_values(name))
-    np.testing.assert_allclose(np.reshape(keys, (2, 10, -1)), expected_keys, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(np.reshape(values, (2, 10, -1)), expected_values, rtol=1e-3, atol=1e-4)
+    expected_keys, expected_values = (x[:, :LENGTH] for x in keys_and_values(name))
+    np.testing.assert_allclose(np.reshape(keys, (2, LENGTH, -1)), expected_keys, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(np.reshape(values, (2, LENGTH, -1)), expected_values, rtol=1e-3, atol=1e-4)
 
     def loss(part, at, step):
         plain = Float64Model._project
@@ -109,7 +109,7 @@ def test_squared_gradients_are_those_of_finite_differences():
 
         logits, _ = Moved(random).run(tokens)
         log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        return -log_probs[np.arange(9), tokens[1:]].mean()
+        return -log_probs[np.arange(LENGTH - 1), tokens[1:]].mean()
 
     assert model.config.kv_heads == 1
     for part, squares in (("k", key_squares), ("v", value_squares)):
@@ -128,7 +128,7 @@ def test_fisher_weights_move_the_codebooks(made):
 
 
 def test_a_text_that_is_too_short_or_a_sample_that_is_too_long():
-    model = language_model("plain")
+    model = language_model("bias")
     with pytest.raises(QEvictError, match="the text has 72 tokens: 2 samples of 30 tokens, not 16"):
         calibrate(model, TEXT, length=30)
     with pytest.raises(QEvictError, match="length=9000 exceeds the model's context of 8192"):
@@ -137,6 +137,6 @@ def test_a_text_that_is_too_short_or_a_sample_that_is_too_long():
 
 def test_samples_are_evenly_spaced():
     """The last one lies at the end of a text twice as long as what is read."""
-    once = calibrate(language_model("plain"), TEXT[:24] + TEXT[:24] + TEXT[24:48] + TEXT[24:48], samples=2, length=24)
-    same = calibrate(language_model("plain"), TEXT[:48], samples=2, length=24)
+    once = calibrate(language_model("bias"), TEXT[:24] + TEXT[:24] + TEXT[24:48] + TEXT[24:48], samples=2, length=24)
+    same = calibrate(language_model("bias"), TEXT[:48], samples=2, length=24)
     assert once == same and once.facts == same.facts
