@@ -14,14 +14,14 @@ from qevict_jax.checks import check_integer, check_number, check_one_of
 from qevict_jax.types import QEvictError
 
 # What each policy reads of `CacheConfig` beside `SHARED_FIELDS`; a field that it does not read must keep its default.
-SHARED_FIELDS = ("policy", "kv_dtype", "implementation")
+SHARED_FIELDS = ("policy", "kv_dtype")
 _EVICTION = ("budget", "budget_bytes", "policy_options")
 POLICY_FIELDS = {
     "qevict": (
         *("budget", "budget_bytes", "window", "sink", "recent", "quant_fraction", "bits", "param_bits"),
-        *("ranking", "prefill_scores", "residency", "accounting"),
+        *("ranking", "prefill_scores", "residency", "accounting", "implementation"),
     ),
-    "full": (),
+    "full": ("implementation",),
     "streaming_llm": _EVICTION,
     "h2o": _EVICTION,
     "snapkv": _EVICTION,

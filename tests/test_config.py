@@ -10,7 +10,8 @@ from qevict_jax.config import CacheConfig
 from qevict_jax.types import QEvictError
 
 BAD = [
-    ({"policy": "h2o"}, "policy='h2o' must be one of qevict, full"),
+    ({"policy": "lru"}, "policy='lru' must be one of qevict, full, streaming_llm"),
+    ({"policy": "snapkv", "policy_options": 5}, "policy_options=5 must be a text like 'window=32,kernel=7'"),
     ({"kv_dtype": "int8"}, "kv_dtype='int8' must be one of bfloat16, float16, float32"),
     ({"window": 7}, "window=7 must be one of 4, 8, 16, 32"),
     ({"window": True}, "window=True must be one of"),

@@ -73,7 +73,14 @@ def test_defaults_are_allowed(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_settings_that_a_policy_does_not_read_are_refused(policy):
-    other = {"budget": 0.3, "window": 16, "bits": 2, "accounting": "paper", "policy_options": "a=1"}
+    other = {
+        "budget": 0.3,
+        "window": 16,
+        "bits": 2,
+        "accounting": "paper",
+        "policy_options": "a=1",
+        "implementation": "xla",
+    }
     idle = [name for name in other if name not in POLICY_FIELDS[policy]]
     for name in idle:
         with pytest.raises(QEvictError, match=f"no effect with policy='{policy}': {name}"):
