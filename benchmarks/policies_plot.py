@@ -38,7 +38,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
                 linestyle="-" if ours else ("--", ":")[i // len(COLORS) % 2],
                 linewidth=2.2 if ours else 1.2,
                 markersize=6,
-                label=name,
+                label=f"qevict {name}" if ours else name,
             )
         panel.set_title(title, fontsize="medium")
         panel.set(xscale="log", yscale="log", xlabel="KV cache, % of the full cache's bytes (real arrays)")
