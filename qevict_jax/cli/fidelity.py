@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from qevict_jax.cli.benchmark import numbers
 from qevict_jax.cli.options import cache_config, sweep_options
 from qevict_jax.cli.prompts import read_text
 from qevict_jax.cli.report import size
@@ -56,8 +57,8 @@ def run(
     """Feeds a known text through each cache and compares its predictions with the full cache's."""
     if png is not None and not png.absolute().parent.is_dir():
         raise QEvictError(f"--png {png}: there is no directory {png.parent}")
-    configs = sweep([*(vary or []), *(more or [])], settings, _numbers("--budgets", budgets, float))
-    starts = _numbers("--offsets", offsets, int)
+    configs = sweep([*(vary or []), *(more or [])], settings, numbers("--budgets", budgets, float))
+    starts = numbers("--offsets", offsets, int)
     content = read_text(text)
     from qevict_jax.evaluation import fidelity, plot_fidelity, to_json
     from qevict_jax.models import load_model
@@ -96,13 +97,6 @@ def sweep(vary: Sequence[str], settings: dict[str, Any], budgets: Sequence[float
     shares = [None] if policy in POLICY_FIELDS and idle_fields(policy, ["budget"]) else budgets
     by_budget = [parse_vary(vary, cache_config(**settings, budget=budget)) for budget in shares]
     return list(dict.fromkeys(config for combination in zip(*by_budget, strict=True) for config in combination))
-
-
-def _numbers(option: str, text: str, kind: type) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise QEvictError(f"{option} {text} must be numbers with commas between them") from None
 
 
 def _table(title: str, results: "list[FidelityResult]") -> Table:
