@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the decode attention kernel for GPUs that are not there, with the triton package (extra ``gpu-compile``).
+"""Compiles Triton kernels for GPUs that are not there, with the triton package (extra ``gpu-compile``).
 
     python -m benchmarks.gpu_compile '{"bits": 2, "D": 128}' sm_80 sm_90
 
@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -37,17 +38,22 @@ class Machine:
 
     Attributes:
         instructions: all of it.
-        loop: those of the loop over blocks of quantized windows.
+        labels: index of the instruction behind each label.
         registers: of a thread.
         stack: bytes of local memory of a thread.
         shared: bytes of shared memory of a block of threads.
     """
 
     instructions: list[Instruction]
-    loop: list[Instruction]
+    labels: dict[str, int]
     registers: int
     stack: int
     shared: int
+
+    @property
+    def loop(self) -> list[Instruction]:
+        """The loop over blocks of quantized windows; only the decode kernel has one."""
+        return quantized_loop(self.instructions, self.labels)
 
     @property
     def spills(self) -> int:
@@ -55,19 +61,23 @@ class Machine:
         return sum(x.name in ("LDL", "STL") for x in self.instructions)
 
 
-def triton_module(spec: DecodeSpec) -> str:
-    """The kernel as Triton's intermediate language, without source locations."""
-    function = partial(pallas_gpu.tiered_decode_attention, **static_args(spec))
+def decode_module(spec: DecodeSpec) -> str:
+    """The decode kernel as Triton's intermediate language."""
+    return triton_module(partial(pallas_gpu.tiered_decode_attention, **static_args(spec)), abstract_args(spec))
+
+
+def triton_module(function: Callable, arguments: tuple) -> str:
+    """The one kernel of a function as Triton's intermediate language, without source locations."""
     shown = io.StringIO()
     with mock.patch.object(pl, "pallas_call", partial(pl.pallas_call, debug=True)), redirect_stdout(shown):
-        jax.jit(function).trace(*abstract_args(spec)).lower(lowering_platforms=("cuda",))
+        jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
     text = shown.getvalue()
     start = text.index("module @", text.index(_SHOWN))
     return _LOCATION.sub("", text[start : text.index("\n}", start) + 3])
 
 
-def compile_module(module: str, device: str) -> Machine:
-    """The machine program for a device, "sm_90" for example.
+def compile_module(module: str, device: str, warps: int = pallas_gpu.WARPS, stages: int = pallas_gpu.STAGES) -> Machine:
+    """The machine program for a device, "sm_90" for example; of the decode kernel unless said otherwise.
 
     Raises:
         ValueError: the module does not compile.
@@ -80,7 +90,7 @@ def compile_module(module: str, device: str) -> Machine:
     capability = int(device.removeprefix("sm_"))
     target = GPUTarget("cuda", capability, 32)
     backend = make_backend(target)
-    options = {"num_warps": pallas_gpu.WARPS, "num_stages": pallas_gpu.STAGES, "enable_fp_fusion": True}
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
         source = Path(folder, "kernel.ttir")
@@ -102,8 +112,7 @@ def compile_module(module: str, device: str) -> Machine:
         instructions, labels = parse(_run(tools.nvdisasm.path, "-c", program))
         usage = _run(tools.cuobjdump.path, "-res-usage", program)
     numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
-    loop = quantized_loop(instructions, labels)
-    return Machine(instructions, loop, numbers["REG"], numbers["STACK"], compiled.metadata.shared)
+    return Machine(instructions, labels, numbers["REG"], numbers["STACK"], compiled.metadata.shared)
 
 
 def _run(*command: object) -> str:
@@ -111,10 +120,11 @@ def _run(*command: object) -> str:
 
 
 if __name__ == "__main__":
-    lowered = triton_module(DecodeSpec(**json.loads(sys.argv[1])))
+    shape = DecodeSpec(**json.loads(sys.argv[1]))
+    lowered = decode_module(shape)
     found = {}
     for name in sys.argv[2:]:
-        machine = compile_module(lowered, name)
+        machine = compile_module(lowered, name, stages=pallas_gpu.stages(shape.W))
         found[name] = {
             "registers": machine.registers,
             "spills": machine.spills,

@@ -11,13 +11,13 @@ break-even.
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gpu_compile import compile_module, triton_module
+from benchmarks.gpu_compile import compile_module, decode_module
 from benchmarks.sass import count
 from pallas_kernels.packing import planes
 from pallas_kernels.quantized_windows import scalars_per_head
 from pallas_kernels.tiered_decode_attention.arg_specs import DecodeSpec
 from pallas_kernels.tiered_decode_attention.gpu_splits import QUANTIZED_BLOCK
-from pallas_kernels.tiered_decode_attention.pallas_gpu import WARPS
+from pallas_kernels.tiered_decode_attention.pallas_gpu import WARPS, stages
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ CHIPS = {
 def measure(device: str, spec: DecodeSpec) -> dict[str, Any]:
     """Instructions per window and KV head, registers, spills and shared memory of the kernel at a shape."""
     chip = CHIPS[device]
-    machine = compile_module(triton_module(spec), device)
+    machine = compile_module(decode_module(spec), device, stages=stages(spec.W))
     each = WARPS / QUANTIZED_BLOCK
     kinds, quarter = count(machine.loop)
     break_even = chip.issue_rate / (chip.bandwidth / dense_bytes(spec))

@@ -34,6 +34,11 @@ ROWS = 16  # query rows of a program: what one matrix instruction takes
 WARPS, STAGES = 4, 2
 
 
+def stages(window: int) -> int:
+    """Blocks in flight: with longer windows the turned queries of a second one exceed shared memory."""
+    return STAGES if window <= online.TOKENS else 1
+
+
 class Refs(NamedTuple):
     """Inputs of the kernel; N is KV heads times blocks of query rows, head first."""
 
@@ -217,7 +222,7 @@ def _call(refs: Refs, splits: Splits, shape: Shape, row_blocks: int, rows: int, 
         grid=(splits.programs, programs, batch),
         out_shape=out_shape,
         warps=WARPS,
-        stages=STAGES,
+        stages=stages(shape.window),
         interpret=shape.interpret,
         name="tiered_decode_attention",
     )
