@@ -131,7 +131,7 @@ def _draw(found: "Diagnosis", experiment: Experiment, layer: int, out: Path) -> 
 
     plots.plot_missed_mass(found, out / "missed_mass.png")
     if experiment is Experiment.PROMOTION:
-        plots.plot_revival(found, ("one-way", "ranked", "exact"), out / "revival.png")
+        plots.plot_revival(found, ("ranked",), out / "revival.png")  # the others never return
         for name in ("one-way", "ranked", "exact"):
             plots.plot_placement(found, name, layer, out / f"tiers_{name}.png")
         return

@@ -47,13 +47,22 @@ def plot_missed_mass(diagnosis: Diagnosis, path: str | Path) -> None:
     with rc_context(_STYLE):
         lines = [x for x in diagnosis.conditions if not x.live and x.config.policy != "full"]
         figure, axes = _figure(7.2, 4.2 + 0.15 * len(lines))
-        for color, condition in zip(_LINES, lines, strict=False):
+        for index, (color, condition) in enumerate(zip(_LINES, lines, strict=False)):
+            width = max(1.4, 3.0 - 0.8 * index)  # lines that coincide both show
             articles = [metrics[condition.name] for metrics in diagnosis.measures]
             label = f"{condition.name}: {condition.label}"
-            _line(axes, articles, lambda x: x.missed, color=color, label=label)
+            _line(axes, articles, lambda x: x.missed, color=color, label=label, linewidth=width)
             if articles[0].missed_without_codes:
                 label = f"{condition.name}, quantized tier inaccessible"
-                _line(axes, articles, lambda x: x.missed_without_codes, color=color, label=label, linestyle="--")
+                _line(
+                    axes,
+                    articles,
+                    lambda x: x.missed_without_codes,
+                    color=color,
+                    label=label,
+                    linestyle="--",
+                    linewidth=1.4,
+                )
         axes.set(xlabel="decode step of the routing event", ylabel=f"Future Missed Mass, H={HORIZON} (%)")
         axes.set_xlim(0, diagnosis.steps)
         axes.set_ylim(bottom=0)
@@ -66,7 +75,7 @@ def _line(axes: Any, articles: list[Measures], values: Callable[[Measures], list
     events, series = articles[0].events, over_decoding(articles, values)
     there = ~np.isnan(series)
     marker = "o" if len(events) <= _MOST_MARKERS else None
-    axes.plot(events[there], 100 * series[there], linewidth=1.8, marker=marker, markersize=3.5, **style)
+    axes.plot(events[there], 100 * series[there], marker=marker, markersize=3.5, **style)
 
 
 def over_decoding(articles: list[Measures], values: Callable[[Measures], list]) -> Float[np.ndarray, "E"]:
@@ -135,7 +144,7 @@ def plot_placement(diagnosis: Diagnosis, name: str, layer: int, path: str | Path
             extent=(-half, diagnosis.steps + half, observed.sink + len(first) * observed.window, observed.sink),
         )
         for edge in observed.sink + np.arange(1, len(first)) * observed.window:
-            axes.axhline(edge, color="white", linewidth=0.3)
+            axes.axhline(edge, color="white", linewidth=min(0.3, 20 / len(first)))
         axes.axhline(diagnosis.prefill, color="black", linewidth=0.8, linestyle=":")
         axes.set(
             xlabel="decode step of the routing event", ylabel="position of the window (tokens; dotted: prompt ends)"
