@@ -124,7 +124,7 @@ if __name__ == "__main__":
     lowered = decode_module(shape)
     found = {}
     for name in sys.argv[2:]:
-        machine = compile_module(lowered, name, stages=pallas_gpu.stages(shape.W))
+        machine = compile_module(lowered, name, stages=pallas_gpu.stages(shape.W, shape.D, shape.kv_dtype))
         found[name] = {
             "registers": machine.registers,
             "spills": machine.spills,

@@ -46,7 +46,7 @@ CHIPS = {
 def measure(device: str, spec: DecodeSpec) -> dict[str, Any]:
     """Instructions per window and KV head, registers, spills and shared memory of the kernel at a shape."""
     chip = CHIPS[device]
-    machine = compile_module(decode_module(spec), device, stages=stages(spec.W))
+    machine = compile_module(decode_module(spec), device, stages=stages(spec.W, spec.D, spec.kv_dtype))
     each = WARPS / QUANTIZED_BLOCK
     kinds, quarter = count(machine.loop)
     break_even = chip.issue_rate / (chip.bandwidth / dense_bytes(spec))
