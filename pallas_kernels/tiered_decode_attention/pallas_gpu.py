@@ -34,9 +34,10 @@ ROWS = 16  # query rows of a program: what one matrix instruction takes
 WARPS, STAGES = 4, 2
 
 
-def stages(window: int) -> int:
-    """Blocks in flight: with longer windows the turned queries of a second one exceed shared memory."""
-    return STAGES if window <= online.TOKENS else 1
+def stages(window: int, head_dim: int, kv_dtype: str) -> int:
+    """Blocks in flight: two, or one where a second may exceed the 99 KB of shared memory of the smaller chips."""
+    wide = 1 << (head_dim - 1).bit_length()
+    return STAGES if window * wide * jnp.dtype(kv_dtype).itemsize <= 2048 else 1
 
 
 class Refs(NamedTuple):
@@ -222,7 +223,7 @@ def _call(refs: Refs, splits: Splits, shape: Shape, row_blocks: int, rows: int, 
         grid=(splits.programs, programs, batch),
         out_shape=out_shape,
         warps=WARPS,
-        stages=stages(shape.window),
+        stages=stages(shape.window, shape.head_dim, kv_dtype),
         interpret=shape.interpret,
         name="tiered_decode_attention",
     )
