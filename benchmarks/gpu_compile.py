@@ -52,7 +52,7 @@ class Machine:
 
     @property
     def loop(self) -> list[Instruction]:
-        """The loop over blocks of quantized windows; only the decode kernel has one."""
+        """The loop over blocks of quantized windows. Only the decode kernel has it, where a program has several."""
         return quantized_loop(self.instructions, self.labels)
 
     @property
@@ -130,6 +130,5 @@ if __name__ == "__main__":
             "spills": machine.spills,
             "shared": machine.shared,
             "instructions": len(machine.instructions),
-            "loop_instructions": len(machine.loop),
         }
     print(json.dumps(found))

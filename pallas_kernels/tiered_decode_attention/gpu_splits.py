@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 # windows in a block: 32 fill the columns of one product of four warps; a dense window is four times as large
 QUANTIZED_BLOCK = 32
 DENSE_BLOCK = 16
-# programs that fill a chip: three at a time on each of the 132 multiprocessors of an H100 (108 on an A100)
-PROGRAMS = 400
+# programs that fill a chip: by their registers two at a time on each of the 132 multiprocessors of an H100
+PROGRAMS = 2 * 132
 
 
 @dataclass(frozen=True)

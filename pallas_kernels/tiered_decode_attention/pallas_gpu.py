@@ -193,7 +193,7 @@ def _parts(rows: Float[Array, "B N rows 2 half"], kv_dtype: str) -> Float[Array,
     rows = jnp.swapaxes(rows, 2, 3)
     parts = [rows.astype(kv_dtype)]
     if kv_dtype == "bfloat16":
-        # the reduce_precision of the compiler must not see through the rounding
+        # XLA may drop a cast there and back, but not this
         rounded = lax.reduce_precision(rows, exponent_bits=8, mantissa_bits=7)
         parts.append((rows - rounded).astype(kv_dtype))
     return jnp.stack(parts, axis=2)
