@@ -82,7 +82,7 @@ def _turn(shape: KernelShape, refs: QuantizedRefs, s: Any) -> None:
         store_tiles(s.cos_sin, turned, 0)
 
 
-def _rows(shape: KernelShape, sub: int) -> tuple[Any, Any, Any]:
+def _rows(shape: KernelShape, sub: Any) -> tuple[Any, Any, Any]:
     """Slices of a sub-block's pairs, and of its even and odd windows."""
     start, stride = pair_rows(sub, shape.phases)
     even, odd = (pl.ds(2 * start + parity, PAIRS, stride=2 * stride) for parity in (0, 1))
@@ -97,16 +97,19 @@ def _transpose_numbers(shape: KernelShape, refs: QuantizedRefs, s: Any) -> None:
         lane = lax.broadcasted_iota(jnp.int32, pairs.shape, 1)
         pairs = jnp.where(lane < used, pairs, 0)
     store_tiles(s.numbers, pairs, 0)
-    for sub in range(shape.block_windows // LANES):
-        lanes = slice(sub * LANES, (sub + 1) * LANES)
+    shown = (shape.rows.tiles, shape.window, SUBLANES, LANES)
+
+    def one_sub_block(sub: Any, carry: None) -> None:
+        lanes = pl.ds(sub * LANES, LANES)
         valid = refs.starts[1:2, lanes] >= 0
         rows = load_tiles(s.numbers, _rows(shape, sub)[0], shape.scalar_row)
         numbers = [pltpu.bitcast(rows, jnp.bfloat16)]
         scale = product(s.selector[0], numbers) * 2.0**shape.bits
         offset = product(s.selector[1], numbers) - scale  # codes come as 1 + code / 2**bits
-        shown = (shape.rows.tiles, shape.window, SUBLANES, LANES)
         s.value_scale[..., lanes] = jnp.where(valid, scale, 0.0).reshape(shown)
         s.value_offset[..., lanes] = jnp.where(valid, offset, 0.0).reshape(shown)
+
+    shape.loop(shape.sub_blocks, one_sub_block, None)
 
 
 def _attend_tile(shape: KernelShape, refs: QuantizedRefs, block: Any, tile: int, s: Any) -> None:
@@ -116,17 +119,15 @@ def _attend_tile(shape: KernelShape, refs: QuantizedRefs, block: Any, tile: int,
     scores = s.scores.at[tile % 2]
     for head, slot in held.items():
         _stage_head(shape, refs, head, slot, s)
-    subs = range(shape.block_windows // LANES)
-    for sub in subs:
-        _score(shape, refs, tile, held, sub, s)
+    shape.loop(shape.sub_blocks, lambda sub, carry: _score(shape, refs, tile, held, sub, s), None)
     peak = softmax.raise_peak(s, here, [scores[token] for token in range(shape.window)])
     s.block_peak[block, here] = jnp.broadcast_to(peak, (rows.rows, LANES))
     zeros = jnp.zeros((rows.rows, LANES), jnp.float32)
-    mixed = jnp.zeros((shape.stacked_rows, len(held) * shape.head_dim), jnp.float32)
-    for sub in subs:
-        lanes = slice(sub * LANES, (sub + 1) * LANES)
 
-        def one_token(token: Any, carry: Any, sub: int = sub, lanes: slice = lanes) -> Any:
+    def one_sub_block(sub: Any, mixed: Array) -> Array:
+        lanes = pl.ds(sub * LANES, LANES)
+
+        def one_token(token: Any, carry: Any) -> Any:
             received, constant, mixed = carry
             weights = jnp.exp2(scores[token, :, lanes] - peak)
             scale, offset = s.value_scale[tile, token, :, lanes], s.value_offset[tile, token, :, lanes]
@@ -146,6 +147,10 @@ def _attend_tile(shape: KernelShape, refs: QuantizedRefs, block: Any, tile: int,
         s.weights[block, here, lanes] = received
         s.total[here] += received
         s.constant[here] += constant
+        return mixed
+
+    mixed = jnp.zeros((shape.stacked_rows, len(held) * shape.head_dim), jnp.float32)
+    mixed = shape.loop(shape.sub_blocks, one_sub_block, mixed)
     by_head = [mixed[:, i * shape.head_dim : (i + 1) * shape.head_dim] for i in range(len(held))]
     s.mixed[here] += own_rows(shape, [sum_parts(x, rows.rows) for x in by_head])
 
@@ -162,7 +167,7 @@ def _stage_head(shape: KernelShape, refs: QuantizedRefs, head: int, slot: int, s
     store_tiles(s.params.at[slot], pltpu.bitcast(params, jnp.int32), 0)
 
 
-def _score(shape: KernelShape, refs: QuantizedRefs, tile: int, held: dict[int, int], sub: int, s: Any) -> None:
+def _score(shape: KernelShape, refs: QuantizedRefs, tile: int, held: dict[int, int], sub: Any, s: Any) -> None:
     """Writes the scores of the W tokens of 128 windows."""
     width = 2 * shape.head_dim
     _, even_rows, odd_rows = _rows(shape, sub)
@@ -181,7 +186,7 @@ def _score(shape: KernelShape, refs: QuantizedRefs, tile: int, held: dict[int, i
         shifts = shifts + product(s.bias_rows[tile].reshape(-1, shape.head_dim), parts)
     by_token = shifts.reshape(shape.window, -1, shape.rows.rows, LANES)
     s.shifts[tile % 2] = sum((by_token[:, part] for part in range(1, by_token.shape[1])), by_token[:, 0])
-    lanes = slice(sub * LANES, (sub + 1) * LANES)
+    lanes = pl.ds(sub * LANES, LANES)
     valid = refs.starts[1:2, lanes] >= 0
 
     def one_token(token: Any, carry: None) -> None:
@@ -211,7 +216,7 @@ def _twice(x: Float[Array, "n D"]) -> Float[Array, "n 2*D"]:
     return jnp.concatenate([x, x], axis=1)
 
 
-def _key_parameters(shape: KernelShape, head: int, slot: int, sub: int, s: Any) -> list[tuple[Array, Array]]:
+def _key_parameters(shape: KernelShape, head: int, slot: int, sub: Any, s: Any) -> list[tuple[Array, Array]]:
     """Scale and offset of a head's channels, for even and for odd windows, float32."""
     pairs, *by_parity = _rows(shape, sub)
     if shape.param_bits == 16:

@@ -74,6 +74,11 @@ class KernelShape:
         return max(least, min(2 * LANES, -(-self.code_slots // least) * least))
 
     @property
+    def sub_blocks(self) -> int:
+        """Groups of 128 windows, one a lane, in a block."""
+        return self.block_windows // LANES
+
+    @property
     def blocks(self) -> int:
         """Steps of the grid over quantized windows."""
         return -(-self.code_slots // self.block_windows)

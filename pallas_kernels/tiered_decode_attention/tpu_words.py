@@ -49,7 +49,7 @@ def phases(bits: int, window: int) -> int:
     return 2 if any(plane.dtype == np.uint8 for plane in planes(bits, window)) else 1
 
 
-def pair_rows(sub: int, count: int) -> tuple[int, int]:
+def pair_rows(sub: Any, count: int) -> tuple[Any, int]:
     """Start and stride of the pairs of windows that sub-block ``sub`` takes, with ``count`` phases."""
     return PAIRS * count * (sub // count) + sub % count, count
 
