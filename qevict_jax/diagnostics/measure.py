@@ -12,7 +12,7 @@ from qevict_jax.diagnostics.missed_mass import future_missed_mass, selection_chu
 from qevict_jax.diagnostics.reference import Reference
 from qevict_jax.diagnostics.revival import Episodes, Moves, count_moves, inactive_episodes, transition_counts
 from qevict_jax.diagnostics.selection import top_windows, windows_of
-from qevict_jax.diagnostics.tier_mass import SHARED, mass_ratio, score_agreement, tier_mass
+from qevict_jax.diagnostics.tier_mass import mass_ratio, score_agreement, tier_mass
 from qevict_jax.diagnostics.trace import PolicyTrace
 from qevict_jax.policies.base import Tier
 
@@ -184,9 +184,3 @@ def _decoded_before(mass: Float[np.ndarray, "N H S"], bounds: Int[np.ndarray, "E
         total = total + mass[bounds[index - 1] : bounds[index]].sum(axis=0)
         result[index] = total
     return result
-
-
-def shares_of(parts: list, tier: Tier) -> Float[np.ndarray, "L E H"]:
-    """One tier's share in all layers."""
-    assert tier in SHARED
-    return np.stack([part[tier] for part in parts])
