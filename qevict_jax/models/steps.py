@@ -69,7 +69,7 @@ def prefill(
         q, k, v = block.attn.qkv(block.attn_norm(x))
         q, k = rotate(q, cos, sin).astype(x.dtype), rotate(k, cos, sin).astype(x.dtype)
         with jax.named_scope("attention"):
-            out, lse = causal_attention(q, k, v)
+            out, lse = causal_attention(q, k, v, policy.plan.config.implementation)
         with jax.named_scope("admit"):
             cache = policy.admit(cache, index, Prompt(q, k, v, lse, length), transform)
         x = x + block.attn.out(out)

@@ -63,6 +63,7 @@ class QEvict:
             last_queries=config.last_queries,
             window=config.window,
             sink=config.sink,
+            implementation=config.implementation,
         )
         bias = None if transform.bias is None else transform.bias[layer]
         tokens = merge_kv(prompt.k, prompt.v)
