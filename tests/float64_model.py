@@ -39,7 +39,10 @@ def rotate(x: np.ndarray, positions: np.ndarray, inv_freq: np.ndarray) -> np.nda
 
 
 def softmax_attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: np.ndarray) -> tuple:
-    """Output ``[T, H, D]`` and probabilities ``[H, T, S]`` of q ``[T, H, D]`` over ``[S, K, D]``; seen ``[T, S]`` or by head."""
+    """Output ``[T, H, D]`` and probabilities ``[H, T, S]`` of q ``[T, H, D]`` over ``[S, K, D]``.
+
+    What is seen is ``[T, S]``, or of that by head.
+    """
     groups = q.shape[1] // keys.shape[1]
     keys, values = (np.repeat(np.float64(x), groups, axis=1) for x in (keys, values))
     logits = np.einsum("thd,shd->hts", np.float64(q), keys) / np.sqrt(q.shape[-1])
