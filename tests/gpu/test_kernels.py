@@ -27,14 +27,17 @@ DEVICES = {"sm_80": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_100": 
 
 @pytest.mark.parametrize("name", MODEL_SPECS)
 def test_compiles_without_spills(name, record_property):
-    """Longer windows than eight tokens do spill: their key maps live through several groups of eight (LOG.md)."""
+    """Two kinds do spill: windows longer than eight tokens, whose key maps live through several groups of eight, and
+    a few registers where there is a key bias (LOG.md). Those are held to a share of the instructions."""
     command = [sys.executable, "-m", "benchmarks.gpu_compile", json.dumps(asdict(MODEL_SPECS[name])), *DEVICES]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     print(f"{name}: {found}")
+    spec = MODEL_SPECS[name]
+    allowed = 0.05 if spec.W > TOKENS else 0.01 if spec.bias else 0.0
     for device, shared in DEVICES.items():
         record_property(device, found[device])
-        assert found[device]["spills"] == 0 or MODEL_SPECS[name].W > TOKENS, found[device]
+        assert found[device]["spills"] <= allowed * found[device]["instructions"], found[device]
         assert found[device]["shared"] <= shared, found[device]
