@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
 
 from pallas_kernels.tiered_decode_attention import gpu_triton as triton
-from pallas_kernels.tiered_decode_attention.gpu_online import Sums, attend
+from pallas_kernels.tiered_decode_attention.gpu_online import Sums, attend, by_groups
 from pallas_kernels.tiered_decode_attention.gpu_quantized import Shape
 
 
@@ -35,17 +35,25 @@ def dense_block(
     def numbers(words: Shaped[Array, "n c"]) -> Float[Array, "n c"]:
         return lax.bitcast_convert_type(words, jnp.dtype(kv_dtype)) if words.dtype == jnp.uint16 else words
 
-    def score(t: int) -> Float[Array, "rows n"]:
+    def score(t: Array | int) -> Float[Array, "rows n"]:
         products = []
         for i in (0, 1):
             keys = numbers(load(t, first + i * half, half, shape.half))
             products += [triton.dot(part[i], keys) for part in queries]
         return jnp.where(seen(t)[0], functools.reduce(jnp.add, products), -jnp.inf)
 
-    def add_values(t: int, weights: Array, constant: Array, mixed: Array) -> tuple[Array, Array]:
+    def add_values(t: Array | int, weights: Array, constant: Array, mixed: Array) -> tuple[Array, Array]:
         values = numbers(load(t, first + shape.head_dim, shape.head_dim, shape.channels))
         any_row: Bool[Array, "n"] = seen(t)[1]
         values = jnp.where(any_row[:, None], values, jnp.zeros((), values.dtype))  # a weight of zero stops no NaN
         return constant, mixed + triton.mix(weights.astype(values.dtype), values)
 
-    return attend(sums, shape.window, lambda tokens: [score(t) for t in tokens], add_values)
+    def take_in(group: Array | int, state: tuple) -> tuple:
+        before = group * shape.group
+
+        def add(t: int, *state: Array) -> tuple[Array, Array]:
+            return add_values(before + t, *state)
+
+        return attend(state[0], shape.group, lambda tokens: [score(before + t) for t in tokens], add, state[1])
+
+    return by_groups(sums, shape.groups, take_in)

@@ -10,6 +10,7 @@ import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 # tokens of a window between two updates of the running maximum: their scores are held in registers
@@ -43,19 +44,22 @@ def empty(rows: int, windows: int, channels: int) -> Sums:
     )
 
 
-def attend(sums: Sums, window: int, scores, add_values) -> tuple[Sums, Float[Array, "rows windows"]]:
-    """Takes in a block of windows.
+def attend(
+    sums: Sums, window: int, scores, add_values, received: Float[Array, "rows windows"] | None = None
+) -> tuple[Sums, Float[Array, "rows windows"]]:
+    """Takes in a block of windows, or some tokens of each.
 
     Args:
         sums: state.
         window: W.
         scores: scores ``[rows, windows]`` of some tokens, a list, ``-inf`` where nothing is seen.
         add_values: ``(t, weights, constant, mixed) -> (constant, mixed)``, with the values of token t added.
+        received: what tokens of these windows taken in before have received.
 
     Returns:
         The state, and the weight of each window relative to its ``peak``.
     """
-    received = jnp.zeros_like(sums.total)
+    received = jnp.zeros_like(sums.total) if received is None else received
     for first in range(0, window, TOKENS):
         tokens = range(first, min(first + TOKENS, window))
         logits = scores(tokens)
@@ -70,3 +74,16 @@ def attend(sums: Sums, window: int, scores, add_values) -> tuple[Sums, Float[Arr
         received = received * fade + group
         sums = Sums(peak, sums.total * fade + group, constant, mixed)
     return sums, received
+
+
+def by_groups(sums: Sums, groups: int, take_in) -> tuple[Sums, Float[Array, "rows windows"]]:
+    """Takes in a block of windows group of tokens by group, in a loop: unrolled, all of it would want registers.
+
+    Args:
+        sums: state.
+        groups: groups of tokens in a window.
+        take_in: ``(group, (sums, received)) -> (sums, received)``; ``received`` is None in the first of one.
+    """
+    if groups == 1:
+        return take_in(0, (sums, None))
+    return lax.fori_loop(0, groups, take_in, (sums, jnp.zeros_like(sums.total)))

@@ -23,7 +23,7 @@ from pallas_kernels.packing import planes
 from pallas_kernels.quantized_windows import QuantizedWindows, scalars_per_head
 from pallas_kernels.tiered_decode_attention import gpu_triton as triton
 from pallas_kernels.tiered_decode_attention.gpu_angles import cos_sin
-from pallas_kernels.tiered_decode_attention.gpu_online import Sums, attend
+from pallas_kernels.tiered_decode_attention.gpu_online import TOKENS, Sums, attend
 
 
 class Shape(NamedTuple):
@@ -46,14 +46,27 @@ class Shape(NamedTuple):
     interpret: bool
 
     @property
+    def group(self) -> int:
+        """Tokens of a window that are taken in at a time: key maps of more would not fit the registers."""
+        return min(self.window, TOKENS)
+
+    @property
+    def groups(self) -> int:
+        """Groups of tokens in a window."""
+        return self.window // self.group
+
+    @property
     def half(self) -> int:
         """Channels of half a head, padded to a power of two: what Triton wants."""
         return max(16, 1 << (self.head_dim // 2 - 1).bit_length())
 
     @property
     def piece(self) -> int:
-        """Channels of half a head that are worked on at a time: more, and their key map does not fit the registers."""
-        return min(self.half, 32)
+        """Channels of half a head that are worked on at a time: more, and their key map does not fit the registers.
+
+        A loop over groups of tokens holds words that are twice as wide, so less is left.
+        """
+        return min(self.half, 32 if self.groups == 1 else 16)
 
     @property
     def pieces(self) -> int:
@@ -89,14 +102,31 @@ def columns(
 
 
 def code_words(
-    refs, place: Place, slots: Int[Array, "n"], first: Array | int, count: int, size: int, shape: Shape
+    refs,
+    place: Place,
+    slots: Int[Array, "n"],
+    group: Array | int,
+    first: Array | int,
+    count: int,
+    size: int,
+    shape: Shape,
 ) -> list[list[UInt16[Array, "n size"]]]:
-    """Packed codes of some channels of a block of windows, as 16-bit words: for each plane, first tokens first."""
+    """Packed codes of a group of tokens of some channels, as 16-bit words: for each plane, first tokens first."""
     row = shape.kv_heads * 2 * shape.head_dim
     found = []
     for ref, plane in zip(refs, planes(shape.bits, shape.window), strict=True):
-        words = [columns(ref, place, slots, first + i * row, count, size) for i in range(plane.words)]
-        found.append([half for word in words for half in _halves(word)])
+        if shape.groups == 1:
+            words = [columns(ref, place, slots, first + i * row, count, size) for i in range(plane.words)]
+            found.append([half for word in words for half in _halves(word)])
+            continue
+        # a group lies in one word, since words have a multiple of its bits
+        width, bits = 8 * plane.dtype.itemsize, shape.group * plane.bits
+        begin = jnp.asarray(group * bits, jnp.int32)
+        word = columns(ref, place, slots, first + lax.div(begin, jnp.int32(width)) * row, count, size)
+        word = word.astype(jnp.uint32)
+        if bits < width:
+            word = word >> lax.rem(begin, jnp.int32(width)).astype(jnp.uint32)
+        found.append(_halves(word)[: -(-bits // 16)])
     return found
 
 
@@ -190,7 +220,7 @@ def _float(bits: Shaped[Array, "*n"]) -> Float[Array, "*n"]:
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _scalar(scalars, place: Place, slots: Int[Array, "n"], index: int, shape: Shape, param_bits: int) -> Array:
+def _scalar(scalars, place: Place, slots: Int[Array, "n"], index: Array | int, shape: Shape, param_bits: int) -> Array:
     """Number ``index`` of this head, of every slot."""
     column = place.head * scalars_per_head(shape.window, param_bits) + index
     bits = triton.load(scalars, place.layer, place.row, slots, column)
@@ -207,8 +237,10 @@ def quantized_block(
     place: Place,
     angles,
     shape: Shape,
+    group: Array | int,
+    received: Float[Array, "rows n"] | None,
 ) -> tuple[Sums, Float[Array, "rows n"]]:
-    """Attention to a block of quantized windows.
+    """Attention to a group of tokens of a block of quantized windows.
 
     Args:
         sums: state.
@@ -221,15 +253,21 @@ def quantized_block(
         angles: ``piece -> (inv_freq, bias)``: RoPE frequencies, zero where channels are padding, and the two halves of
             the key bias or None.
         shape: static numbers.
+        group: which tokens: from ``group * shape.group`` on.
+        received: weight of each window from the groups before, or None.
 
     Returns:
         The state, and the weight of each window relative to its ``peak``.
     """
     starts = triton.load(starts_ref, place.row, slots)
     attended = present & (starts >= 0)
+    before = group * shape.group  # tokens of a window
+    starts = starts + before
     half = shape.head_dim // 2
     first = place.head * 2 * shape.head_dim
-    values = code_words(windows.codes, place, slots, first + shape.head_dim, shape.head_dim, shape.channels, shape)
+    values = code_words(
+        windows.codes, place, slots, group, first + shape.head_dim, shape.head_dim, shape.channels, shape
+    )
     param_bits = 8 if windows.key_params.dtype == jnp.uint16 else 16
 
     def scores(tokens: Sequence[int]) -> list[Float[Array, "rows n"]]:
@@ -237,7 +275,7 @@ def quantized_block(
         for piece in range(shape.pieces):
             begin, size = shape.extent(piece)
             keys = [
-                code_words(windows.codes, place, slots, first + i * half + begin, size, shape.piece, shape)
+                code_words(windows.codes, place, slots, group, first + i * half + begin, size, shape.piece, shape)
                 for i in (0, 1)
             ]
             inv_freq, bias = angles(piece)
@@ -252,10 +290,11 @@ def quantized_block(
 
     def add_values(t: int, weights: Array, constant: Array, mixed: Array) -> tuple[Array, Array]:
         # what lies in a slot that is not attended may be NaN, which a weight of zero does not stop
-        scale = jnp.where(attended, _scalar(windows.scalars, place, slots, t, shape, param_bits), 0.0)
-        offset = jnp.where(attended, _scalar(windows.scalars, place, slots, shape.window + t, shape, param_bits), 0.0)
+        scale = jnp.where(attended, _scalar(windows.scalars, place, slots, before + t, shape, param_bits), 0.0)
+        offset = _scalar(windows.scalars, place, slots, shape.window + before + t, shape, param_bits)
+        offset = jnp.where(attended, offset, 0.0)
         scaled = (weights * scale[None, :]).astype(jnp.bfloat16)
         codes = token_codes(values, t, "bfloat16", shape)
         return constant + weights * offset[None, :], mixed + triton.mix(scaled, codes)
 
-    return attend(sums, shape.window, scores, add_values)
+    return attend(sums, shape.group, scores, add_values, received)

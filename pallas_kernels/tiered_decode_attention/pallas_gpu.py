@@ -37,7 +37,7 @@ WARPS, STAGES = 4, 2
 def stages(window: int, head_dim: int, kv_dtype: str) -> int:
     """Blocks in flight: two, or one where a second may exceed the 99 KB of shared memory of the smaller chips."""
     wide = 1 << (head_dim - 1).bit_length()
-    return STAGES if window * wide * jnp.dtype(kv_dtype).itemsize <= 2048 else 1
+    return STAGES if min(window, online.TOKENS) * wide * jnp.dtype(kv_dtype).itemsize <= 2048 else 1
 
 
 class Refs(NamedTuple):
@@ -125,7 +125,7 @@ def tiered_decode_attention(
     row_positions = jnp.where(counted, by_program(by_row(q_positions)), -1)
     rows = _rows(q, kv_heads, row_blocks)
     refs = Refs(
-        turned=_turn_back(rows, inv_freq, window, shape),
+        turned=_turn_back(rows, inv_freq, shape),
         queries=_parts(_pad_last(rows, shape.half), kv_dtype),
         row_positions=row_positions,
         newest=row_positions.max(axis=(1, 2)),
@@ -178,10 +178,10 @@ def _pieces(x: Float[Array, "*n halfD"], shape: Shape) -> Float[Array, "*n piece
 
 
 def _turn_back(
-    rows: Float[Array, "B N rows 2 halfD"], inv_freq: Float[Array, "halfD"], window: int, shape: Shape
-) -> Float[Array, "B N W pieces 2 rows piece"]:
-    """Queries turned back by 0 .. W-1 positions, float16."""
-    angles = jnp.arange(window, dtype=jnp.float32)[:, None, None] * inv_freq
+    rows: Float[Array, "B N rows 2 halfD"], inv_freq: Float[Array, "halfD"], shape: Shape
+) -> Float[Array, "B N group pieces 2 rows piece"]:
+    """Queries turned back by 0, 1, .. positions for the tokens of a group, float16."""
+    angles = jnp.arange(shape.group, dtype=jnp.float32)[:, None, None] * inv_freq
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     low, high = rows[:, :, None, :, 0], rows[:, :, None, :, 1]
     turned = jnp.stack([low * cos + high * sin, high * cos - low * sin], axis=3)
@@ -265,17 +265,23 @@ def _kernel(
 
         def body(block: Array, sums: online.Sums) -> online.Sums:
             slot = block * QUANTIZED_BLOCK + triton.iota(QUANTIZED_BLOCK)
-            sums, received = quantized_block(
-                sums,
-                queries,
-                QuantizedWindows(*windows),
-                refs.tiers.quantized_starts,
-                jnp.minimum(slot, slots - 1),
-                slot < slots,
-                place,
-                angles,
-                shape,
-            )
+
+            def take_in(group: Array | int, state: tuple) -> tuple:
+                return quantized_block(
+                    state[0],
+                    queries,
+                    QuantizedWindows(*windows),
+                    refs.tiers.quantized_starts,
+                    jnp.minimum(slot, slots - 1),
+                    slot < slots,
+                    place,
+                    angles,
+                    shape,
+                    group,
+                    state[1],
+                )
+
+            sums, received = online.by_groups(sums, shape.groups, take_in)
             write_block(sums, received, block, block * QUANTIZED_BLOCK)
             return sums
 
@@ -293,10 +299,10 @@ def _kernel(
             slots = jnp.minimum(slot, ref.shape[2] - 1)
             attended = (valid[row, slots] != 0) & (slot < ref.shape[2])
 
-            def load(t: int, first: Array, count: int, size: int) -> Array:
+            def load(t: Array | int, first: Array, count: int, size: int) -> Array:
                 return _columns(ref, (place.layer, row, slots[:, None], t), first, count, size)
 
-            def seen(t: int) -> tuple[Array, Array]:
+            def seen(t: Array | int) -> tuple[Array, Array]:
                 return jnp.broadcast_to(attended[None, :], (ROWS, DENSE_BLOCK)), attended
 
             sums, received = dense_block(sums, parts, load, seen, head, kv_dtype, shape)
@@ -308,14 +314,14 @@ def _kernel(
             ref = refs.tiers.local
             index = (block - splits.full) * DENSE_BLOCK + triton.iota(DENSE_BLOCK)
 
-            def token(t: int) -> tuple[Array, Array]:
+            def token(t: Array | int) -> tuple[Array, Array]:
                 place = index * shape.window + t
                 return jnp.minimum(place, ref.shape[2] - 1), place < ref.shape[2]
 
-            def load(t: int, first: Array, count: int, size: int) -> Array:
+            def load(t: Array | int, first: Array, count: int, size: int) -> Array:
                 return _columns(ref, (place.layer, row, token(t)[0][:, None]), first, count, size)
 
-            def seen(t: int) -> tuple[Array, Array]:
+            def seen(t: Array | int) -> tuple[Array, Array]:
                 slot, exists = token(t)
                 position = refs.tiers.local_positions[row, slot]
                 visible = (position[None, :] <= row_positions[:, None]) & exists[None, :]
