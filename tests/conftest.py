@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every test: strict dtypes (an operation between two must say which it means), and room for programs."""
+"""For every test: strict dtypes (an operation between two must say which it means), and room for programs."""
 
 import gc
 from pathlib import Path
