@@ -127,9 +127,10 @@ def test_codes(bits, window, dtype, monkeypatch):
     packed = [x.reshape(1, 1, 4, -1) for x in pack(jnp.asarray(codes), bits)]
     for interpret in (True, False):
         shape = Shape(kv_heads=1, head_dim=8, window=window, bits=bits, rows=16, interpret=interpret)
-        words = code_words(packed, Place(0, 0, 0), jnp.arange(4), 0, 16, 16, shape)
         for t in range(window):
-            found = token_codes(words, t, dtype, shape)
+            group, within = divmod(t, shape.group)
+            words = code_words(packed, Place(0, 0, 0), jnp.arange(4), group, 0, 16, 16, shape)
+            found = token_codes(words, within, dtype, shape)
             np.testing.assert_array_equal(np.float32(found), codes[:, t])
 
 
