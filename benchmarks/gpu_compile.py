@@ -50,10 +50,9 @@ class Machine:
     stack: int
     shared: int
 
-    @property
-    def loop(self) -> list[Instruction]:
-        """The loop over blocks of quantized windows. Only the decode kernel has it, where a program has several."""
-        return quantized_loop(self.instructions, self.labels)
+    def loop(self, groups: int = 1) -> list[Instruction]:
+        """What runs for a block of quantized windows of so many groups of tokens. Only the decode kernel has it."""
+        return quantized_loop(self.instructions, self.labels, groups)
 
     @property
     def spills(self) -> int:

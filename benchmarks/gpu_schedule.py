@@ -16,6 +16,7 @@ from benchmarks.sass import count
 from pallas_kernels.packing import planes
 from pallas_kernels.quantized_windows import scalars_per_head
 from pallas_kernels.tiered_decode_attention.arg_specs import DecodeSpec
+from pallas_kernels.tiered_decode_attention.gpu_online import TOKENS
 from pallas_kernels.tiered_decode_attention.gpu_splits import QUANTIZED_BLOCK
 from pallas_kernels.tiered_decode_attention.pallas_gpu import WARPS, stages
 
@@ -48,7 +49,8 @@ def measure(device: str, spec: DecodeSpec) -> dict[str, Any]:
     chip = CHIPS[device]
     machine = compile_module(decode_module(spec), device, stages=stages(spec.W, spec.D, spec.kv_dtype))
     each = WARPS / QUANTIZED_BLOCK
-    kinds, quarter = count(machine.loop)
+    body = machine.loop(max(1, spec.W // TOKENS))
+    kinds, quarter = count(body)
     break_even = chip.issue_rate / (chip.bandwidth / dense_bytes(spec))
     return {
         "device": device,
@@ -58,11 +60,11 @@ def measure(device: str, spec: DecodeSpec) -> dict[str, Any]:
         "window": spec.W,
         "head_dim": spec.D,
         "groups": spec.G,
-        "instructions_per_window": len(machine.loop) * each,
+        "instructions_per_window": len(body) * each,
         "classes": {kind: number * each for kind, number in kinds.most_common()},
         "quarter_rate": {name: number * each for name, number in quarter.most_common()},
         "bfloat16_break_even": break_even,
-        "fraction_of_break_even": len(machine.loop) * each / break_even,
+        "fraction_of_break_even": len(body) * each / break_even,
         "bytes_per_window": quantized_bytes(spec),
         "bfloat16_bytes_per_window": dense_bytes(spec),
         "registers": machine.registers,
