@@ -23,7 +23,7 @@ from qevict_jax.models.steps import Program, abstract_params
 from qevict_jax.policies import make_policy
 from qevict_jax.sampling import Filters, Numbers, Sampling
 from tests.shapes import SHAPES
-from tests.tpu.hlo import copied_bytes, nbytes, whole_copies
+from tests.tpu.hlo import copied_bytes, fills_lanes, nbytes, unaligned_bytes, whole_copies
 
 OUTPUT = 256
 
@@ -71,7 +71,7 @@ def measure(model: str, topology: str, program: str, cache: dict[str, Any], tota
     memory, hlo = executable.memory_analysis(), executable.as_text()
     # Rows that do not fill whole tiles (K*D = 192) are laid out slots last and copied once a program, see LOG.md.
     large = [leaf for leaf in jax.tree.leaves(state.cache) if nbytes(leaf) >= 1 << 20]
-    tiers = [leaf for leaf in large if leaf.shape[-1] % 128 == 0]
+    tiers = [leaf for leaf in large if fills_lanes(leaf)]
     weight_copies = whole_copies(hlo, params)
     return {
         "plan_bytes": policy.plan.kv_bytes * batch,
@@ -83,10 +83,7 @@ def measure(model: str, topology: str, program: str, cache: dict[str, Any], tota
         "weight_bytes": sum(map(nbytes, jax.tree.leaves(params))),
         "layer_bytes": policy.plan.kv_bytes * batch // config.layers,
         "activation_bytes": activation_bytes(config, batch),
-        # two forms of each, and what fills the lanes
-        "unaligned_bytes": sum(
-            2 * nbytes(x) * (-(-x.shape[-1] // 128) * 128) // x.shape[-1] for x in large if x.shape[-1] % 128
-        ),
+        "unaligned_bytes": unaligned_bytes(large),
         "kernels": hlo.count("tpu_custom_call"),
         "tier_copies": whole_copies(hlo, tiers),
         "weight_copies": weight_copies,

@@ -12,7 +12,7 @@ import jax
 
 from benchmarks.tpu_compile import compile_decode
 from pallas_kernels.tiered_decode_attention.arg_specs import MODEL_SPECS, abstract_args
-from tests.tpu.hlo import nbytes, whole_copies
+from tests.tpu.hlo import fills_lanes, nbytes, unaligned_bytes, whole_copies
 
 
 def main(topology: str) -> None:
@@ -22,12 +22,13 @@ def main(topology: str) -> None:
         memory, hlo = executable.memory_analysis(), executable.as_text()
         assert memory is not None and hlo is not None
         tiers = abstract_args(spec)[3]
-        stacks = [tiers.local, tiers.full, tiers.quantized]
+        stacks = jax.tree.leaves([tiers.local, tiers.full, tiers.quantized])
         found = {
             "name": name,
             "temp_bytes": memory.temp_size_in_bytes,
-            "tier_bytes": sum(map(nbytes, jax.tree.leaves(stacks))),
-            "tier_copies": whole_copies(hlo, stacks),
+            "tier_bytes": sum(map(nbytes, stacks)),
+            "tier_copies": whole_copies(hlo, list(filter(fills_lanes, stacks))),
+            "unaligned_bytes": unaligned_bytes(stacks),
         }
         print(json.dumps(found), flush=True)
 

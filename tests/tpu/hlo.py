@@ -52,3 +52,13 @@ def copied_bytes(copies: dict[str, int], tree: Any) -> int:
         leaves = [leaf for leaf in jax.tree.leaves(tree) if array_type(leaf) == kind]
         total += min(count, len(leaves)) * nbytes(leaves[0])
     return total
+
+
+def fills_lanes(array: Any) -> bool:
+    """Whether rows are a multiple of 128 lanes; others XLA:TPU orders otherwise and lays out anew for kernels."""
+    return array.shape[-1] % 128 == 0
+
+
+def unaligned_bytes(arrays: list[Any]) -> int:
+    """Bytes of two forms of each array whose rows do not fill lanes, with what fills them."""
+    return sum(2 * nbytes(x) * (-(-x.shape[-1] // 128) * 128) // x.shape[-1] for x in arrays if not fills_lanes(x))
