@@ -2,27 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decode program, really compiled for TPU: the cache stays in place and takes the memory that the plan says."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.tpu_compile,
-    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, from the extra 'tpu'"),
-]
+from tests.tpu.in_process import NEEDS_LIBTPU, run_module
 
-ROOT = Path(__file__).parents[2]
-NO_TPU = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",  # ask no metadata server what machine this is
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
-}
+pytestmark = NEEDS_LIBTPU
 
 # What padding may add. Arrays of one number per window fill rows of 128 lanes; so do key parameters where K*D = 192.
 PADDING = {"smollm2-135m": 1.1, "llama-3.1-8b": 1.02, "qwen2.5-7b": 1.02}
@@ -54,16 +40,7 @@ CASES = {  # model, topology, program, cache, tokens, sequences
 def compiled(model: str, topology: str, program: str, cache: dict, total: int, batch: int) -> dict:
     """What `compile_decode` finds, in a process of its own."""
     asked = {"model": model, "topology": topology, "program": program, "cache": cache, "total": total, "batch": batch}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tpu.compile_decode", json.dumps(asked)],
-        cwd=ROOT,
-        env={**os.environ, **NO_TPU},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_module("tests.tpu.compile_decode", json.dumps(asked))[-1]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -3,16 +3,14 @@
 """The prompt pass, really compiled for TPU: it holds the kernels, and its memory is linear in the prompt."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.shapes import SHAPES
-from tests.tpu.test_decode_program import NO_TPU, ROOT
-from tests.tpu.test_decode_program import pytestmark as pytestmark
+from tests.tpu.in_process import NEEDS_LIBTPU, run_module
+
+pytestmark = NEEDS_LIBTPU
 
 # Mistral-7B has the heads of Llama-3.1-8B.
 MODELS = ("llama-3.1-8b", "qwen2.5-7b", "smollm2-135m")
@@ -21,16 +19,7 @@ SIZES = (8192, 32768)
 
 def compiled(programs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What `compile_prefill` prints of each program, from a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tpu.compile_prefill", json.dumps(programs)],
-        cwd=ROOT,
-        env={**os.environ, **NO_TPU},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return run_module("tests.tpu.compile_prefill", json.dumps(programs))
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2", "tpu7x:2x2x1"])
