@@ -53,6 +53,18 @@ def dense_attention(
     kv_dtype: str,
 ) -> Float[Array, "B T H D"]:
     """Attention over a full cache: each query sees positions up to its own. Float32."""
+    weights, values = dense_weights(q, tokens, layer, q_positions, kv_dtype)
+    return jnp.einsum("bktgs,bskd->btkgd", weights, values).reshape(q.shape)
+
+
+def dense_weights(
+    q: Float[Array, "B T H D"],
+    tokens: Shaped[Array, "L B S K_2_D"],
+    layer: Int[Array, ""],
+    q_positions: Int[Array, "B T"],
+    kv_dtype: str,
+) -> tuple[Float[Array, "B K T G S"], Float[Array, "B S K D"]]:
+    """Attention probabilities over a full cache, and the values that they weigh; float32."""
     batch, count, heads, head_dim = q.shape
     kv = layer_slice(tokens, layer)
     kv_heads = kv.shape[-1] // (2 * head_dim)
@@ -62,9 +74,7 @@ def dense_attention(
     seen = jnp.arange(kv.shape[1]) <= q_positions[..., None]
     logits = jnp.where(seen[:, None, :, None], logits, -jnp.inf)
     weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
-    weights = weights / weights.sum(axis=-1, keepdims=True)
-    out = jnp.einsum("bktgs,bskd->btkgd", weights, kv[..., 1, :])
-    return out.reshape(batch, count, heads, head_dim)
+    return weights / weights.sum(axis=-1, keepdims=True), kv[..., 1, :]
 
 
 def tiered_attention(

@@ -16,7 +16,7 @@ from qevict_jax.engine import Engine, Request, bucket
 from qevict_jax.models import LanguageModel
 from qevict_jax.policies import Policy
 from qevict_jax.questions import AGNOSTIC, AWARE, split_prompt
-from qevict_jax.reply import Reply, decode
+from qevict_jax.reply import Reply, decode, pieces
 from qevict_jax.result import Result, make_result
 from qevict_jax.sampling import Filters, Sampling
 from qevict_jax.types import QEvictError
@@ -201,13 +201,7 @@ class stream:
             engine.withdraw()
         reply = batch.reply(self._stop)
         engine.insert(batch.prefill(), [0])
-        drawn = engine.drawn()
-        while True:
-            if piece := reply.push(drawn[0]):
-                yield piece
-            if reply.finish_reason is not None:
-                break
-            drawn = engine.decode_step()
+        yield from pieces(engine, reply)
         self.result = batch.result(reply, 0, [reply])
 
 

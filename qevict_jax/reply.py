@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer of one row while it is drawn: tokens to text, up to an EOS token, a stop string or the row's limit."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from qevict_jax.engine import Drawn, Engine
 from qevict_jax.models.tokenizer import Tokenizer
@@ -93,3 +93,14 @@ def decode(engine: Engine, replies: Mapping[int, Reply]) -> None:
             if replies[slot].finish_reason is not None:
                 engine.release(slot)
         drawn = advance() if len(engine.free) < engine.slots else {}
+
+
+def pieces(engine: Engine, reply: Reply) -> Iterator[str]:
+    """Decodes slot 0 step by step and yields its text as it comes; the row stays in its slot."""
+    drawn = engine.drawn()
+    while True:
+        if piece := reply.push(drawn[0]):
+            yield piece
+        if reply.finish_reason is not None:
+            return
+        drawn = engine.decode_step()

@@ -11,7 +11,7 @@ from qevict_jax.config import CacheConfig
 from qevict_jax.engine import Engine, Request
 from qevict_jax.interrupts import interrupts_deferred
 from qevict_jax.models import LanguageModel
-from qevict_jax.reply import Reply
+from qevict_jax.reply import Reply, pieces
 from qevict_jax.result import Result, make_result
 from qevict_jax.sampling import Filters, Sampling
 from qevict_jax.types import QEvictError
@@ -114,13 +114,7 @@ class Session:
             self._cache = None
         reply = Reply(self._tokenizer, engine.eos, stop)
         try:
-            drawn = engine.drawn()
-            while True:
-                if piece := reply.push(drawn[0]):
-                    yield piece
-                if reply.finish_reason is not None:
-                    break
-                drawn = engine.decode_step()
+            yield from pieces(engine, reply)
         finally:
             with interrupts_deferred():
                 # an interrupt may have lost the last token on its way here

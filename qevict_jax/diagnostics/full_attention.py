@@ -12,10 +12,9 @@ from typing import no_type_check
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.float_bits import from_bits
-from pallas_kernels.layer_slice import layer_slice
+from qevict_jax.attention import dense_weights
 from qevict_jax.policies.base import Prompt
 from qevict_jax.policies.full import DenseCache, Full
 from qevict_jax.windows import KeyTransform
@@ -79,7 +78,9 @@ class FullAttention(Full):
         """Attends as the full cache does, and returns the probabilities too."""
         cache, out, _ = super().attend(cache, layer, q, tokens, valid, transform)
         positions = cache.length[:, None] + jnp.arange(q.shape[1], dtype=jnp.int32)
-        weights = _weights(q, cache.tokens, layer, positions, self.shape.dtype)
+        # the very numbers that attention just used: the compiler makes them once
+        weights, _ = dense_weights(q, cache.tokens, layer, positions, self.shape.dtype)
+        weights = jnp.moveaxis(weights, 1, 2).reshape(*q.shape[:3], -1)
         weights = jnp.where(valid[..., None, None], weights, 0.0)
         sums = weights.reshape(weights.shape[0], -1, self.every, *weights.shape[2:]).sum(axis=2)
         return cache, out, sums.astype(jnp.float16)
@@ -119,22 +120,3 @@ def prompt_mass(
 
     empty = jnp.zeros((batch, kv_heads, heads // kv_heads, size), jnp.float32)
     return lax.fori_loop(0, (size + padding) // block, add, empty).reshape(batch, heads, size)
-
-
-def _weights(
-    q: Float[Array, "B T H D"],
-    tokens: Shaped[Array, "L B S K_2_D"],
-    layer: Int[Array, ""],
-    positions: Int[Array, "B T"],
-    kv_dtype: str,
-) -> Float[Array, "B T H S"]:
-    batch, count, heads, head_dim = q.shape
-    kv = layer_slice(tokens, layer)
-    kv_heads = kv.shape[-1] // (2 * head_dim)
-    keys = from_bits(kv, kv_dtype).reshape(batch, -1, kv_heads, 2, head_dim)[..., 0, :]
-    rows = q.astype(jnp.float32).reshape(batch, count, kv_heads, heads // kv_heads, head_dim) * head_dim**-0.5
-    logits = jnp.einsum("btkgd,bskd->btkgs", rows, keys)
-    seen = jnp.arange(kv.shape[1]) <= positions[..., None]
-    logits = jnp.where(seen[:, :, None, None], logits, -jnp.inf)
-    weights = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
-    return (weights / weights.sum(axis=-1, keepdims=True)).reshape(batch, count, heads, -1)

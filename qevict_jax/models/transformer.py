@@ -15,8 +15,6 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.layer_slice import row_major
 from qevict_jax.models.config import ModelConfig
 
-_LANES = 128  # of a vector register of a TPU
-
 
 class RMSNorm(nnx.Module):
     """Root-mean-square norm in float32, ``x / sqrt(mean(x^2) + eps) * scale`` (arXiv:1910.07467)."""
@@ -59,16 +57,9 @@ class Attention(nnx.Module):
         self, x: Float[Array, "B T E"]
     ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"], Float[Array, "B T K D"]]:
         """Queries, keys and values, before RoPE."""
-        q, k, v = (self._project(p, x) for p in (self.q, self.k, self.v))
+        # the heads' favourite layout would go back through the product and transpose the stacked kernels (LOG.md)
+        q, k, v = (row_major(p(x)).reshape(*x.shape[:-1], -1, self.head_dim) for p in (self.q, self.k, self.v))
         return q, k, v
-
-    def _project(self, projection: Projection, x: Float[Array, "B T E"]) -> Float[Array, "B T heads D"]:
-        out = projection(x)
-        if out.shape[-1] % _LANES == 0:
-            # The heads' favourite layout would go back through the product and transpose the stacked kernels (LOG.md).
-            # Kernels whose rows do not fill lanes are not in row-major order, and this would transpose them.
-            out = row_major(out)
-        return out.reshape(*x.shape[:-1], -1, self.head_dim)
 
     def out(self, heads: Float[Array, "B T H D"]) -> Float[Array, "B T E"]:
         """Back to the residual stream."""
