@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from qevict_jax import decoding
+from tests import recording
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
@@ -22,5 +23,6 @@ def room_for_programs():
     yield
     if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY:
         decoding._executable.cache_clear()
+        recording.driver.cache_clear()  # its programs may be traced once: after this, new ones are
         jax.clear_caches()
         gc.collect()
