@@ -3,7 +3,6 @@
 """Text from prompts: `generate` for a batch, `stream` for one prompt as it comes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import jax
@@ -134,7 +133,7 @@ class _Batch:
 
     def result(self, reply: Reply, row: int, replies: Sequence[Reply]) -> Result:
         """The result of a row, one of ``replies``."""
-        result = make_result(
+        return make_result(
             self.engine,
             reply,
             prompt_tokens=len(self.ids[row]),
@@ -142,8 +141,9 @@ class _Batch:
             time_to_first_token=self.engine.prefill_seconds,
             decode_seconds=self.engine.decode_seconds,
             compile_time=self.engine.compiled.seconds,
+            protocol=self.protocol,
+            question_tokens=self.questions[row],
         )
-        return replace(result, protocol=self.protocol, question_tokens=self.questions[row])
 
 
 class stream:

@@ -54,6 +54,8 @@ def make_result(
     time_to_first_token: float,
     decode_seconds: float,
     compile_time: float,
+    protocol: str | None = None,
+    question_tokens: int = 0,
 ) -> Result:
     """The result of a row that is still in its engine.
 
@@ -65,6 +67,8 @@ def make_result(
         time_to_first_token: seconds.
         decode_seconds: of all steps.
         compile_time: seconds.
+        protocol: as in `Result`.
+        question_tokens: as in `Result`.
     """
     plan, kv_bytes = engine.plan, engine.kv_bytes
     fed = prompt_tokens + len(reply.tokens) - 1  # the token drawn last is never fed
@@ -81,4 +85,6 @@ def make_result(
         time_to_first_token=time_to_first_token,
         time_per_token=decode_seconds / max(1, steps),
         compile_time=compile_time,
+        protocol=protocol,
+        question_tokens=question_tokens,
     )

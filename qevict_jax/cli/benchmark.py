@@ -117,6 +117,7 @@ def execute(
     questions: "Sequence[Question]",
     settings: dict[str, Any],
     *,
+    question_aware: bool = True,
     more: "Callable[[Run], None] | None" = None,
     more_lines: int = 0,
 ) -> None:
@@ -128,6 +129,7 @@ def execute(
         model: the model.
         questions: all samples.
         settings: what the samples were made from, JSON values.
+        question_aware: compress with the question in view, or before it is asked.
         more: measures that are no questions; appends ``more_lines`` lines.
         more_lines: see there.
     """
@@ -136,12 +138,14 @@ def execute(
     from qevict_jax.evaluation.provenance import text_hash, token_hash
     from qevict_jax.evaluation.results import gather
     from qevict_jax.evaluation.runs import Run
+    from qevict_jax.questions import AGNOSTIC, AWARE
 
     configuration = {
         "benchmark": benchmark,
         "model": str(options.model),
         "dtype": model.dtype,
         "chat": options.chats(model),
+        "protocol": AWARE if question_aware else AGNOSTIC,
         "batch_size": options.batch_size,
         "exact_length": options.exact_length,
         "caches": [cache.record() for cache in options.caches],
@@ -157,6 +161,7 @@ def execute(
             options.caches,
             batch_size=options.batch_size,
             exact=options.exact_length,
+            question_aware=question_aware,
             progress=True,
         )
         if more is not None:

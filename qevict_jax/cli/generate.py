@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from qevict_jax.cli.options import cache_options, sampling_options
-from qevict_jax.cli.prompts import read_prompt
+from qevict_jax.cli.prompts import QuestionAware, read_prompt
 from qevict_jax.cli.report import summary
 from qevict_jax.cli.watch import check_watch, watch
 from qevict_jax.config import CacheConfig
@@ -27,13 +27,7 @@ def run(
     ] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the text from a file.")] = None,
     question: Annotated[str | None, typer.Option(help="A question to put after the text.")] = None,
-    question_aware: Annotated[
-        bool,
-        typer.Option(
-            "--question-aware/--question-agnostic",
-            help="Compress the cache with the question in view, or the text alone and feed the question afterwards.",
-        ),
-    ] = True,
+    question_aware: QuestionAware = True,
     chat: Annotated[
         bool | None, typer.Option("--chat/--raw", help="Use the chat template; default if the model has one.")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from qevict_jax.cli.benchmark import RunOptions, execute, names, run_options
+from qevict_jax.cli.prompts import QuestionAware
 
 
 @run_options("paper-longbench", "0.2,0.1,0.05")
@@ -30,6 +31,7 @@ def run(
     prompts: Annotated[
         Path | None, typer.Option(help="JSON file of other prompts, such as LongBench's dataset2prompt.json.")
     ] = None,
+    question_aware: QuestionAware = True,
     *,
     options: RunOptions,
 ) -> None:
@@ -60,4 +62,4 @@ def run(
     if prompts is not None:
         hashes[prompts.name] = read_source(prompts)[1]
     settings = {"samples": samples, "context": limit, "shortest": shortest, "longest": longest, "texts_sha256": hashes}
-    execute(options, "longbench", model, questions, settings)
+    execute(options, "longbench", model, questions, settings, question_aware=question_aware)

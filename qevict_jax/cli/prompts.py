@@ -4,8 +4,19 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from qevict_jax.types import QEvictError
+
+QuestionAware = Annotated[
+    bool,
+    typer.Option(
+        "--question-aware/--question-agnostic",
+        help="Compress the cache with the question in view, or the text alone and feed the question afterwards.",
+    ),
+]
 
 
 def read_prompt(prompt: str | None, file: Path | None, question: str | None) -> tuple[str, str | None]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from qevict_jax.cli.benchmark import RunOptions, execute, names, numbers, run_options
+from qevict_jax.cli.prompts import QuestionAware
 
 
 @run_options("paper-ruler", "0.2")
@@ -21,6 +22,7 @@ def run(
     squad: Annotated[Path | None, typer.Option(help="SQuAD 2.0 file, for qa_1.")] = None,
     hotpot: Annotated[Path | None, typer.Option(help="HotpotQA file in the distractor setting, for qa_2.")] = None,
     seed: Annotated[int, typer.Option(help="Of all random choices.")] = 42,
+    question_aware: QuestionAware = True,
     *,
     options: RunOptions,
 ) -> None:
@@ -43,4 +45,5 @@ def run(
         seed=seed,
     )
     files = {"haystack": digest} | {path.name: read_source(path)[1] for path in (squad, hotpot) if path is not None}
-    execute(options, "ruler", model, questions, {"samples": samples, "seed": seed, "texts_sha256": files})
+    settings = {"samples": samples, "seed": seed, "texts_sha256": files}
+    execute(options, "ruler", model, questions, settings, question_aware=question_aware)

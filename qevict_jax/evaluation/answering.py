@@ -19,6 +19,7 @@ from qevict_jax.evaluation.prompt_record import PromptRecord, Recorder, admit_re
 from qevict_jax.models import LanguageModel
 from qevict_jax.models.steps import Program, prefill
 from qevict_jax.policies import Policy, make_policy, plan_cache
+from qevict_jax.questions import AGNOSTIC, AWARE
 from qevict_jax.reply import Reply, decode
 from qevict_jax.result import Result, make_result
 from qevict_jax.sampling import Filters, Sampling
@@ -38,6 +39,8 @@ class Question:
         score: from an answer's text to named scores, each in 0 .. 1.
         stop: texts that end an answer.
         prompt_capacity: tokens that the prompt is padded to; None for the bucket of its length.
+        question_tokens: how many at the end of ``tokens`` come after the context that they ask about; 0 if there is no
+            such context.
     """
 
     task: str
@@ -48,6 +51,7 @@ class Question:
     score: Callable[[str], Mapping[str, float]]
     stop: tuple[str, ...] = ()
     prompt_capacity: int | None = None
+    question_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,17 @@ def capacity_of(model: LanguageModel, question: Question, *, exact: bool = False
 
 
 class Answerer:
-    """Answers batches of questions of one capacity."""
+    """Answers batches of questions of one capacity; question-aware or not (`qevict_jax.questions`)."""
 
-    def __init__(self, model: LanguageModel):
+    def __init__(self, model: LanguageModel, *, question_aware: bool = True):
         if model.tokenizer is None:
             raise QEvictError("this model has no tokenizer, so it cannot answer in text")
-        self._model, self._tokenizer = model, model.tokenizer
+        self._model, self._tokenizer, self._aware = model, model.tokenizer, question_aware
+
+    @property
+    def protocol(self) -> str:
+        """How prompts with a question are compressed."""
+        return AWARE if self._aware else AGNOSTIC
 
     def policy(self, config: CacheConfig, capacity: Capacity) -> Policy:
         """The policy of a cache at a capacity.
@@ -101,12 +110,27 @@ class Answerer:
         return make_policy(self._model.config.kv_shape(), config, capacity.total)
 
     def read(self, questions: Sequence[Question], capacity: Capacity) -> tuple[Float[Array, "B V"], PromptRecord]:
-        """Reads prompts; logits after each, and what every cache admits."""
+        """Reads prompts, or their contexts; logits after each, and what every cache admits."""
         tokens = np.zeros((len(questions), capacity.prompt), np.int32)
-        for row, question in enumerate(questions):
-            tokens[row, : len(question.tokens)] = question.tokens
-        lengths = jnp.asarray([len(question.tokens) for question in questions], jnp.int32)
+        contexts = [self._parts(question)[0] for question in questions]
+        for row, context in enumerate(contexts):
+            tokens[row, : len(context)] = context
+        lengths = jnp.asarray([*map(len, contexts)], jnp.int32)
         return _read(self._model.program, self._model.params, jnp.asarray(tokens), lengths, self._model.dtype)
+
+    def check(self, question: Question) -> None:
+        """Whether a question suits the protocol.
+
+        Raises:
+            QEvictError: question-agnostic, and nothing stands before or after the context.
+        """
+        if not self._aware and not 0 < question.question_tokens < len(question.tokens):
+            raise QEvictError(f"{question.task} {question.index} has no question after a context; use --question-aware")
+
+    def _parts(self, question: Question) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What is compressed, and what is fed to the compressed cache."""
+        cut = len(question.tokens) - (0 if self._aware else question.question_tokens)
+        return question.tokens[:cut], question.tokens[cut:]
 
     def answer(
         self,
@@ -128,6 +152,7 @@ class Answerer:
             filters=Filters.of(greedy),
         )
         cache = _admit(model.program, model.params, policy, record)
+        logits, cache = engine.extend(logits, cache, [self._parts(question)[1] for question in questions])
         requests = [Request(question.tokens, capacity.output, greedy, row) for row, question in enumerate(questions)]
         engine.insert(engine.begin(logits, cache, requests), range(len(questions)))
         replies = [Reply(self._tokenizer, engine.eos, question.stop) for question in questions]
@@ -141,6 +166,8 @@ class Answerer:
                 time_to_first_token=0.0,
                 decode_seconds=engine.decode_seconds,
                 compile_time=engine.compiled.seconds,
+                protocol=self.protocol if question.question_tokens else None,
+                question_tokens=question.question_tokens,
             )
             for reply, question in zip(replies, questions, strict=True)
         ]

@@ -23,6 +23,7 @@ def run_benchmark(
     *,
     batch_size: int = 1,
     exact: bool = False,
+    question_aware: bool = True,
     progress: bool = False,
 ) -> None:
     """Answers whatever the run does not hold yet.
@@ -37,12 +38,15 @@ def run_benchmark(
         caches: all of the run.
         batch_size: questions that are decoded together.
         exact: no padding of prompts; compiles once per length.
+        question_aware: compress with the question in view, or before it is asked.
         progress: show a bar with the remaining time on stderr.
 
     Raises:
-        QEvictError: a question does not fit the model, or a cache its budget; nothing has run then.
+        QEvictError: a question does not fit the model or the protocol, or a cache its budget; nothing has run then.
     """
-    answerer = Answerer(model)
+    answerer = Answerer(model, question_aware=question_aware)
+    for question in questions:
+        answerer.check(question)
     batches = list(make_batches(model, questions, batch_size, exact=exact))
     check_caches(answerer, {capacity for capacity, _ in batches}, caches)
     total = len(questions) * len(caches)
@@ -113,6 +117,8 @@ def answer_line(cache: Cache, question: Question, result: Result, capacity: Capa
         "references": list(question.references),
         "tokens": list(result.tokens),
         "finish_reason": result.finish_reason,
+        "protocol": result.protocol,
+        "question_tokens": result.question_tokens,
         "prompt_tokens": result.prompt_tokens,
         "prompt_sha256": token_hash(question.tokens),
         "kv_bytes": result.kv_bytes,

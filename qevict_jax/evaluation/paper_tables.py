@@ -8,6 +8,7 @@ from qevict_jax.evaluation.gsm8k import FLEXIBLE, STRICT
 from qevict_jax.evaluation.longbench.tasks import TASKS as LONGBENCH
 from qevict_jax.evaluation.results import AGREEMENT, DIVERGENCE, CacheRow, Mean, Results
 from qevict_jax.evaluation.tables import Column, Row, Table, mean_of
+from qevict_jax.questions import AWARE
 
 NEEDLES, READING = "Needle-in-a-Haystack", "Question Answering"
 RULER_COLUMNS = {
@@ -60,13 +61,17 @@ def families(result: Results) -> dict[str, list[str]]:
 def _ruler(result: Results) -> list[Table]:
     lengths = sorted({int(task.partition("@")[2]) for task in result.tasks})
     return [
-        _task_table(result, f"RULER at {length:,} tokens, {result.model}", RULER_COLUMNS, f"@{length}")
+        _task_table(result, f"RULER at {length:,} tokens, {_subject(result)}", RULER_COLUMNS, f"@{length}")
         for length in lengths
     ]
 
 
 def _longbench(result: Results) -> list[Table]:
-    return [_task_table(result, f"LongBench, {result.model}", LONGBENCH_COLUMNS, "")]
+    return [_task_table(result, f"LongBench, {_subject(result)}", LONGBENCH_COLUMNS, "")]
+
+
+def _subject(result: Results) -> str:
+    return result.model if result.protocol == AWARE else f"{result.model}, {result.protocol}"
 
 
 def _task_table(result: Results, title: str, known: dict[str, tuple[str, str]], suffix: str) -> Table:

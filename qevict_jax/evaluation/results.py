@@ -11,6 +11,7 @@ from typing import Any
 
 from qevict_jax.config import POLICY_FIELDS
 from qevict_jax.evaluation.runs import line_key, read_configuration, read_lines
+from qevict_jax.questions import AWARE
 from qevict_jax.types import QEvictError
 
 AGREEMENT, DIVERGENCE = "agreement", "divergence"
@@ -66,6 +67,7 @@ class Results:
         benchmark: "ruler", "longbench", "gsm8k" or "ablation".
         model: as it was named.
         what: what an ablation varies, else "".
+        protocol: "question-aware" or "question-agnostic".
         caches: in the order of the runs.
         tasks: in the order of the runs.
         scores: by label, task and name of the score. `AGREEMENT` with the full cache (share of its tokens at the same
@@ -77,6 +79,7 @@ class Results:
     benchmark: str
     model: str
     what: str
+    protocol: str
     caches: tuple[CacheRow, ...]
     tasks: tuple[str, ...]
     scores: dict[tuple[str, str, str], Mean]
@@ -85,7 +88,7 @@ class Results:
 
 
 def gather(directories: Sequence[Path]) -> list[Results]:
-    """Results of run directories; runs of one benchmark on one model become one.
+    """Results of run directories; runs of one benchmark and protocol on one model become one.
 
     Raises:
         QEvictError: no run, a damaged one, or two that answered different samples under the same name.
@@ -94,11 +97,12 @@ def gather(directories: Sequence[Path]) -> list[Results]:
     for directory in directories:
         configuration = read_configuration(directory)
         key = (configuration["benchmark"], configuration["model"], configuration.get("what", ""))
+        key = (*key, configuration.get("protocol", AWARE))
         groups[key].append((directory, configuration))
     return [_results(key, runs) for key, runs in groups.items()]
 
 
-def _results(key: tuple[str, str, str], runs: list[tuple[Path, dict]]) -> Results:
+def _results(key: tuple[str, str, str, str], runs: list[tuple[Path, dict]]) -> Results:
     caches: dict[str, CacheRow] = {}
     lines: dict[tuple, dict] = {}
     expected = 0
@@ -126,8 +130,7 @@ def _results(key: tuple[str, str, str], runs: list[tuple[Path, dict]]) -> Result
             scores[label, task, name].append(value)
         memory[label, task].append(line["kv_ratio"])
     return Results(
-        *key[:2],
-        key[2],
+        *key,
         tuple(caches.values()),
         tuple(dict.fromkeys(line["task"] for line in lines.values())),
         {name: Mean.of(values) for name, values in scores.items()},

@@ -11,6 +11,7 @@ from qevict_jax.evaluation import FidelityResult, ablation, benchmark
 from qevict_jax.evaluation.answering import Answerer
 from qevict_jax.evaluation.runs import Run, read_configuration, read_lines
 from qevict_jax.generate import Result
+from qevict_jax.questions import AGNOSTIC
 
 RULER = ("eval", "ruler", "--tasks", "niah_single_1", "--lengths", "768", "--samples", "2", "--kv-dtype", "float32")
 TWO_TIERS = "tuned quant_fraction=0"  # compiles fastest
@@ -121,6 +122,11 @@ def test_longbench_table_report_and_plot(qevict, checkpoint, tmp_path, made_up_a
     assert "Single-Doc QA<br>Qasper | Multi-Doc QA<br>Hot.QA | Multi-Doc QA<br>Musique | Avg. |" in result.stdout
     assert "| full | 100.0% | 100.0 | 100.0 | 100.0 | 100.0 |" in result.stdout
     assert "*50% KV-cache budget*" in result.stdout and "| **50.0** |" in result.stdout
+    # another protocol is another table, and needs a question after the context
+    agnostic = qevict(*base, "--cache", "tuned", "--budgets", "0.5", "--out", tmp_path / "c", "--question-agnostic")
+    assert "### LongBench, " in agnostic.stdout and ", question-agnostic" in agnostic.stdout, agnostic.output
+    assert read_configuration(tmp_path / "c")["protocol"] == AGNOSTIC
+    assert qevict("report", tmp_path / "a", tmp_path / "c", "--out", tmp_path / "two").stdout.count("###") == 2
     # another run of the same benchmark adds its caches
     more = qevict(*base, "--cache", "tuned bits=4", "--budgets", "0.5", "--out", tmp_path / "b", "--samples", 2)
     assert more.exit_code == 0, more.output

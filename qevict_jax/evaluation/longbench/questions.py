@@ -10,7 +10,7 @@ from typing import Any
 
 from qevict_jax.evaluation.answering import Question
 from qevict_jax.evaluation.longbench.tasks import TASKS, TaskRow
-from qevict_jax.evaluation.prompting import prompt_tokens, truncate_middle
+from qevict_jax.evaluation.prompting import prompt_tokens, question_tokens, truncate_middle
 from qevict_jax.evaluation.provenance import read_source
 from qevict_jax.models.tokenizer import Tokenizer
 from qevict_jax.types import QEvictError
@@ -62,7 +62,7 @@ def make_questions(
         for index, content in enumerate(rows):
             if made == count:
                 break
-            text = _fill(template, content)
+            text, asked = _fill(template, content)
             whole = prompt_tokens(tokenizer, text, chat=chat and row.chat)
             if len(whole) < shortest:
                 continue
@@ -70,8 +70,9 @@ def make_questions(
             if len(whole) > (limit if longest is None else min(limit, longest)):
                 if longest is not None:
                     continue
-                whole = _cut(tokenizer, text, limit, chat=chat and row.chat)
-            questions.append(_question(name, index, row, whole, content))
+                whole, text = _cut(tokenizer, text, limit, chat=chat and row.chat)
+            tail = question_tokens(tokenizer, whole, text, asked, chat=chat and row.chat)
+            questions.append(_question(name, index, row, whole, tail, content))
             made += 1
         if not made:
             raise QEvictError(f"{name}: no row has a prompt of {shortest} to {longest or 'any number of'} tokens")
@@ -127,7 +128,7 @@ def score(row: TaskRow, answers: Sequence[str], classes: Sequence[str], text: st
     return {"score": max(row.metric(text, answer, classes) for answer in answers)}
 
 
-def _question(name: str, index: int, row: TaskRow, tokens: Sequence[int], content: Mapping[str, Any]) -> Question:
+def _question(name: str, index: int, row: TaskRow, tokens: Sequence[int], tail: int, content: Mapping) -> Question:
     answers = tuple(str(answer) for answer in content["answers"])
     classes = tuple(content.get("all_classes") or ())
     return Question(
@@ -137,22 +138,29 @@ def _question(name: str, index: int, row: TaskRow, tokens: Sequence[int], conten
         references=answers,
         max_new_tokens=row.max_new_tokens,
         score=partial(score, row, answers, classes),
+        question_tokens=tail,
     )
 
 
-def _fill(template: str, content: Mapping[str, Any]) -> str:
+def _fill(template: str, content: Mapping[str, Any]) -> tuple[str, str]:
+    """The prompt, and the part of it after the context."""
     # in one pass: a context may hold "{input}" itself
     before, _, after = template.partition("{context}")
-    return before.replace("{input}", content["input"]) + content["context"] + after.replace("{input}", content["input"])
+    before, after = (part.replace("{input}", content["input"]) for part in (before, after))
+    return before + content["context"] + after, after
 
 
-def _cut(tokenizer: Tokenizer, text: str, limit: int, *, chat: bool) -> list[int]:
-    """Cuts the middle of the text so that the whole prompt fits; decoding may give other tokens, so it is looked at."""
+def _cut(tokenizer: Tokenizer, text: str, limit: int, *, chat: bool) -> tuple[list[int], str]:
+    """Cuts the middle of the text so that the whole prompt fits; its tokens and its text.
+
+    Decoding may give other tokens, so the length is looked at.
+    """
     tokens = tokenizer.encode(text, add_bos=False)
     room = limit - (len(prompt_tokens(tokenizer, "", chat=True)) if chat else 1)
     while room > 0:
-        whole = prompt_tokens(tokenizer, tokenizer.decode(truncate_middle(tokens, room)), chat=chat)
+        left = tokenizer.decode(truncate_middle(tokens, room))
+        whole = prompt_tokens(tokenizer, left, chat=chat)
         if len(whole) <= limit:
-            return whole
+            return whole, left
         room -= len(whole) - limit
     raise QEvictError(f"a context of {limit} tokens has no room for the prompt")

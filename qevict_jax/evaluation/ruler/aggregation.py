@@ -5,7 +5,7 @@
 import math
 import random
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qevict_jax.evaluation.ruler.draft import Draft
 from qevict_jax.evaluation.ruler.sources import words
@@ -36,7 +36,7 @@ class CommonWords:
         example = self._list(rng, 20 if short else 40, 3 if short else 10, 1 if short else 3)
         shown = self._list(rng, self.common + size, 6 if short else 30, 1 if short else 3)
         solved = " ".join(f"{number}. {word}" for number, word in enumerate(example.answers, 1))
-        return Draft(f"{example.text}\n{example.prefix} {solved}\n\n{shown.text}", shown.prefix, shown.answers)
+        return replace(shown, context=f"{example.text}\n{example.prefix} {solved}\n\n{shown.context}")
 
     def _list(self, rng: random.Random, vocabulary: int, often: int, rarely: int) -> Draft:
         chosen = rng.sample(words("adjective", "noun", "verb"), vocabulary)
@@ -46,7 +46,8 @@ class CommonWords:
         numbered = " ".join(f"{number}. {word}" for number, word in enumerate(listed, 1))
         return Draft(
             "Some words of the numbered list below come up more often than the others. Remember the ones that come up "
-            f"most often.\n{numbered}\nQuestion: which {self.common} words come up most often in the list above?",
+            f"most often.\n{numbered}\n",
+            f"Question: which {self.common} words come up most often in the list above?",
             f"Answer: the {self.common} words that come up most often in the list above are:",
             tuple(common),
         )
@@ -84,8 +85,9 @@ class FrequentWords:
         rng.shuffle(text)
         return Draft(
             "Keep count of each coded word of the text below. Afterwards name the three that come up most often.\n"
-            f"{' '.join(text)}\nQuestion: which three coded words come up most often in the text above? Leave out the "
-            "dots '...' and explain nothing.",
+            f"{' '.join(text)}\n",
+            "Question: which three coded words come up most often in the text above? Leave out the dots '...' and "
+            "explain nothing.",
             "Answer: the three coded words that come up most often in the text above are:",
             tuple(vocabulary[1 : 1 + self.asked]),
         )

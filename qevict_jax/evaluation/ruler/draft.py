@@ -17,14 +17,21 @@ class Draft:
     """A sample as text.
 
     Attributes:
-        text: what the model is told.
+        context: what the model is told first.
+        question: what it is asked about that.
         prefix: how its answer begins.
         answers: what a right answer holds.
     """
 
-    text: str
+    context: str
+    question: str
     prefix: str
     answers: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Context and question."""
+        return self.context + self.question
 
 
 @runtime_checkable

@@ -57,8 +57,8 @@ class Needles:
         which, verb = ("What is the", "is") if one else ("What are all the", "are")
         return Draft(
             f"Some special magic {self.value} are hidden in the text below. Remember them well, there will be a "
-            f"question about them after it.\n{context}\n{which} special magic {thing} for {query} mentioned in the "
-            "text above?",
+            f"question about them after it.\n{context}\n",
+            f"{which} special magic {thing} for {query} mentioned in the text above?",
             f"The special magic {thing} for {query} mentioned in the text above {verb}",
             answers,
         )

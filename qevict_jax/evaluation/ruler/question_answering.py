@@ -35,4 +35,4 @@ class QuestionAnswering:
             f"Document {number}:\n{self.readings.paragraphs[index]}" for number, index in enumerate(chosen, 1)
         )
         ask = "Answer the question from the documents. Give only the answer, in as few words as it takes."
-        return Draft(f"{ask}\n\n{documents}\n\n{ask}\n\nQuestion: {reading.question}", "Answer:", reading.answers)
+        return Draft(f"{ask}\n\n{documents}\n\n", f"{ask}\n\nQuestion: {reading.question}", "Answer:", reading.answers)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from qevict_jax.evaluation.answering import Question
-from qevict_jax.evaluation.prompting import prompt_tokens
+from qevict_jax.evaluation.prompting import prompt_tokens, question_tokens
 from qevict_jax.evaluation.ruler.draft import Draft, Task, fitting_size, largest_size
 from qevict_jax.evaluation.ruler.question_answering import QuestionAnswering
 from qevict_jax.evaluation.ruler.sources import Readings
@@ -67,10 +67,12 @@ def _questions(
         assert row.read is not None
         samples = _read(row.read(sources), name, limit, count, seed, encode)
     for index, draft in enumerate(samples):
+        tokens = encode(draft)
         yield Question(
             task=f"{name}@{length}",
             index=index,
-            tokens=tuple(encode(draft)),
+            tokens=tuple(tokens),
+            question_tokens=question_tokens(tokenizer, tokens, draft.text, draft.question, chat=chat),
             references=draft.answers,
             max_new_tokens=row.max_new_tokens,
             score=partial(_score, row, draft.answers),

@@ -4,7 +4,7 @@
 
 import random
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qevict_jax.evaluation.ruler.draft import Draft
 from qevict_jax.evaluation.ruler.sources import NOISE
@@ -26,7 +26,7 @@ class VariableTracking:
         """A worked example with short names, then the sample."""
         example, shown = self._chain(rng, _EXAMPLE_LINES, 3), self._chain(rng, size, 5)
         solved = f"{example.text}\n{example.prefix} {' '.join(example.answers)}"
-        return Draft(f"{solved}\n\n{shown.text}", shown.prefix, shown.answers)
+        return replace(shown, context=f"{solved}\n\n{shown.context}")
 
     def _chain(self, rng: random.Random, size: int, letters: int) -> Draft:
         names: list[str] = []
@@ -43,8 +43,8 @@ class VariableTracking:
             lines.insert(place, statement)
         context = "\n".join(lines)
         return Draft(
-            "Variables get their values in some lines of the text below. Follow who gets whose value.\n\n"
-            f"{context}\nQuestion: which variables hold the value {value}, directly or by way of others?",
+            f"Variables get their values in some lines of the text below. Follow who gets whose value.\n\n{context}\n",
+            f"Question: which variables hold the value {value}, directly or by way of others?",
             f"Answer: in the text above, {len(names)} variables hold the value {value}, they are:",
             tuple(names),
         )

@@ -54,6 +54,18 @@ def test_the_prompt_of_every_task(tmp_path, name):
     assert question.references == ("red", "blue") and question.max_new_tokens == LIMITS[name]
 
 
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("long", [False, True])
+def test_the_question_is_told_from_its_context_even_of_a_cut_prompt(tmp_path, name, long):
+    write(tmp_path, name, row("start " + "x" * (5000 if long else 5) + " end"))
+    (question,) = made(tmp_path, name, context=1600)
+    cut = len(question.tokens) - question.question_tokens
+    context, asked = decode(question.tokens[:cut]), decode(question.tokens[cut:])
+    assert "start" in context and context.rstrip().endswith("xx end") and "xx" not in asked
+    assert TASKS[name].prompt.partition("{context}")[2].replace("{input}", "INPUT").strip() in asked
+    assert asked.endswith("[assistant]") == (name not in PLAIN)
+
+
 def test_the_best_reference_counts_and_only_the_first_line_of_few_shot_answers(tmp_path):
     write(tmp_path, "triviaqa", row())
     write(tmp_path, "hotpotqa", row())

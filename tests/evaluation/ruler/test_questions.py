@@ -52,6 +52,18 @@ def test_the_answer_is_in_the_text_and_the_length_is_used_and_kept(files, name):
         assert question.score("I do not know.") == {"score": 0.0}
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_the_question_is_told_from_its_context(files, name):
+    for chat in (True, False):
+        (question,) = made(files, name, 1, chat=chat)
+        cut = len(question.tokens) - question.question_tokens
+        context, asked = decode(question.tokens[:cut]), decode(question.tokens[cut:])
+        # what is searched is in the context, what is asked and how the answer begins behind it
+        assert all(answer in context for answer in question.references[: None if name[:2] != "qa" else 1])
+        assert re.match(r"(What (is|are)|Question:|Answer the question from)", asked) and len(asked) < 700
+        assert ("[assistant]" in asked) == chat
+
+
 @pytest.mark.parametrize("name", ["niah_single_2", "niah_multikey_3", "vt", "cwe", "fwe", "qa_1"])
 def test_samples_depend_on_seed_and_index_alone(files, name):
     two, three = made(files, name, 2), made(files, name, 3)
