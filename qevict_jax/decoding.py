@@ -10,50 +10,22 @@ let a row join and leave a running batch. `qevict_jax.engine` calls them.
 
 import time
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, NamedTuple, no_type_check
+from functools import lru_cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx, struct
+from flax import nnx
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from qevict_jax.decode_state import DecodeState, Rows
+from qevict_jax.mesh import DATA, DeviceMesh
 from qevict_jax.models import steps
 from qevict_jax.policies import Policy
 from qevict_jax.rows import put_row, row_axes
 from qevict_jax.sampling import Filters, Numbers, Sampling, sample
-
-
-@no_type_check  # also made of shapes, where a program is compiled
-@struct.dataclass
-class DecodeState:
-    """Everything that changes while a batch decodes; donated from step to step.
-
-    Attributes:
-        cache: the KV cache.
-        last: the newest token of each row, drawn but not yet fed.
-        tokens: ``[B, M]`` drawn tokens.
-        log_probs: ``[B, M]`` float32 log-probabilities of them under the model, or None.
-        count: how many of them there are.
-        active: rows that go on.
-        limit: tokens each row may draw.
-    """
-
-    cache: Any
-    last: Int[Array, "B"]
-    tokens: Int[Array, "B M"]
-    log_probs: Float[Array, "B M"] | None
-    count: Int[Array, "B"]
-    active: Bool[Array, "B"]
-    limit: Int[Array, "B"]
-
-
-class Rows(NamedTuple):
-    """Rows that decode: a running batch, or some that may join one."""
-
-    state: DecodeState
-    numbers: Numbers
+from qevict_jax.sharded_programs import make_sharded, place_arguments, shard_program
 
 
 @dataclass(frozen=True)
@@ -67,6 +39,7 @@ class Decoder:
         eos: ids that end a row.
         capacity: M, the most tokens drawn.
         log_probs: whether log-probabilities are kept.
+        mesh: the devices that share the work, if there are several; the methods are then the programs of one of them.
     """
 
     program: steps.Program
@@ -75,6 +48,7 @@ class Decoder:
     eos: tuple[int, ...]
     capacity: int
     log_probs: bool = False
+    mesh: DeviceMesh | None = None
 
     def read(
         self, params: nnx.State, prompts: Int[Array, "B S"], length: Int[Array, "B"]
@@ -142,13 +116,20 @@ class Decoder:
     def block(self, params: nnx.State, state: DecodeState, numbers: Numbers) -> DecodeState:
         """``policy.event_steps`` decode steps, or as many as any row still wants, and one event."""
         wanted = jnp.max(jnp.where(state.active, state.limit - state.count, 0))
+        if self.mesh is not None:  # all devices in step
+            wanted = lax.pmax(wanted, DATA)
         count = jnp.minimum(wanted, self.policy.event_steps)
         state = lax.fori_loop(0, count, lambda _, state: self.token(params, state, numbers), state)
         return self.event(params, state)
 
     def run(self, params: nnx.State, state: DecodeState, numbers: Numbers) -> DecodeState:
         """Decodes until every row has ended."""
-        return lax.while_loop(lambda s: s.active.any(), lambda s: self.block(params, s, numbers), state)
+
+        def goes_on(state: DecodeState) -> Bool[Array, ""]:
+            some = state.active.any()
+            return some if self.mesh is None else lax.pmax(some, DATA)
+
+        return lax.while_loop(goes_on, lambda state: self.block(params, state, numbers), state)
 
     def feed(
         self, params: nnx.State, cache: Any, tokens: Int[Array, "B T"], count: Int[Array, "B"]
@@ -165,11 +146,22 @@ class Decoder:
 
     def insert(self, running: Rows, rows: Rows, row: Int[Array, ""], slot: Int[Array, ""]) -> Rows:
         """Row ``row`` of some rows takes the place of row ``slot`` of the running batch; no other row is touched."""
-        return put_row(running, rows, row_axes(self.empty), row, slot)
+        count = running.state.count.shape[0]
+        here = None
+        if self.mesh is not None:
+            slot = slot - self._first(count)
+            here = (slot >= 0) & (slot < count)
+        return put_row(running, rows, row_axes(self.empty), row, slot, here)
 
     def release(self, state: DecodeState, slot: Int[Array, ""]) -> DecodeState:
         """Ends a row."""
-        return replace(state, active=state.active.at[slot].set(False))
+        (count,) = state.active.shape
+        ended = self._first(count) + jnp.arange(count, dtype=jnp.int32) == slot
+        return replace(state, active=state.active & ~ended)
+
+    def _first(self, count: int) -> Array | int:
+        """Number of the first of the ``count`` rows that this device has of a running batch."""
+        return 0 if self.mesh is None else lax.axis_index(DATA) * count
 
 
 # programs that draw nothing: how tokens are drawn does not make them new ones
@@ -191,7 +183,10 @@ class Compiled:
 
     def __call__(self, name: str, *args: Any) -> Any:
         """Runs a program of the decoder, compiling it first if these shapes are new."""
-        return self.prepare(name, *args)(*args)
+        executable = self.prepare(name, *args)
+        if self.decoder.mesh is not None:
+            args = place_arguments(self.decoder.mesh, self.decoder.policy, name, args)
+        return executable(*args)
 
     def prepare(self, name: str, *args: Any) -> Any:
         """The executable of a program for arguments of these shapes, which may be `jax.ShapeDtypeStruct`."""
@@ -205,10 +200,20 @@ class Compiled:
         self.seconds += time.perf_counter() - started
         return executable
 
+    def empty(self, slots: int) -> Rows:
+        """A running batch in which no row is active."""
+        if self.decoder.mesh is None:
+            return jax.jit(partial(self.decoder.empty, slots))()
+        return make_sharded(self.decoder.mesh, self.decoder.policy, self.decoder.empty, slots)
+
 
 @lru_cache(maxsize=256)
 def _executable(decoder: Decoder, name: str, tree: Any, shapes: tuple) -> Any:
     """Ahead-of-time compilation, so that its time can be told from that of running."""
     abstract = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes])
-    jitted = jax.jit(getattr(decoder, name), donate_argnums=_DONATED[name])
+    program = getattr(decoder, name)
+    if decoder.mesh is None:
+        jitted = jax.jit(program, donate_argnums=_DONATED[name])
+    else:
+        jitted = shard_program(decoder.mesh, decoder.policy, name, program, abstract, _DONATED[name])
     return jitted.lower(*abstract).compile()

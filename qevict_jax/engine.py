@@ -9,7 +9,6 @@ Every program works on all slots, each row by itself: a row gives the same bits 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +17,9 @@ import numpy as np
 
 from qevict_jax.cache import nbytes
 from qevict_jax.config import CacheConfig
-from qevict_jax.decoding import Compiled, Decoder, Rows
+from qevict_jax.decode_state import Rows
+from qevict_jax.decoding import Compiled, Decoder
+from qevict_jax.head_split import ONE_DEVICE
 from qevict_jax.interrupts import interrupts_deferred
 from qevict_jax.models import LanguageModel
 from qevict_jax.plan import CachePlan
@@ -111,11 +112,17 @@ class Engine:
             )
         self.slots, self.max_context, self._prompt_sizes = slots, max_context, tuple(prompt_sizes)
         self._model, self._params = model, model.params
-        self._policy = make_policy(model.config.kv_shape(), cache or CacheConfig(), max_context)
+        mesh = model.mesh
+        if mesh is not None and slots % mesh.shape.data:
+            raise QEvictError(
+                f"{slots} sequences at once do not go evenly onto data={mesh.shape.data}; take a multiple of it"
+            )
+        split = ONE_DEVICE if mesh is None else mesh.split
+        self._policy = make_policy(model.config.kv_shape(), cache or CacheConfig(), max_context, split=split)
         if eos is None:
             eos = () if model.tokenizer is None else model.tokenizer.eos_ids
         self.eos, capacity = frozenset(eos), max_new_tokens or max_context
-        decoder = Decoder(model.program, self._policy, filters, tuple(sorted(self.eos)), capacity, log_probs)
+        decoder = Decoder(model.program, self._policy, filters, tuple(sorted(self.eos)), capacity, log_probs, mesh)
         self.compiled = Compiled(decoder)
         self.prefill_seconds = self.decode_seconds = 0.0
         self.since_event = 0
@@ -125,8 +132,9 @@ class Engine:
 
     @property
     def plan(self) -> CachePlan:
-        """Capacities and bytes of a row's cache."""
-        return self._policy.plan
+        """Capacities and bytes of a row's cache, on all devices that share it."""
+        mesh = self._model.mesh
+        return self._policy.plan if mesh is None else self._policy.plan.on(mesh.split.devices)
 
     @property
     def kv_bytes(self) -> int:
@@ -203,7 +211,7 @@ class Engine:
         padded = np.zeros((len(prompts), size or self._prompt_size(int(lengths.max()))), np.int32)
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = ids
-        return self._prefill("read", jnp.asarray(padded), jnp.asarray(lengths))
+        return self._prefill("read", padded, lengths)
 
     def _prompt_size(self, longest: int) -> int:
         given = next((size for size in self._prompt_sizes if size >= longest), bucket(longest))
@@ -228,7 +236,7 @@ class Engine:
         padded = np.zeros((len(rows), self._policy.event_steps), np.int32)
         for row, ids in enumerate(rows):
             padded[row, : len(ids)] = ids
-        return self._prefill("feed", cache, jnp.asarray(padded), jnp.asarray(np.array([*map(len, rows)], np.int32)))
+        return self._prefill("feed", cache, padded, np.array([*map(len, rows)], np.int32))
 
     def extend(self, logits: jax.Array, cache: Any, rows: Sequence[Sequence[int]]) -> tuple[jax.Array, Any]:
         """`feed` for any number of ids a row, in chunks; a row without any keeps its logits."""
@@ -236,14 +244,14 @@ class Engine:
         for start in range(0, max(map(len, rows)), chunk):
             part = [ids[start : start + chunk] for ids in rows]
             after, cache = self.feed(cache, part)
-            logits = jnp.where(jnp.asarray(np.array([*map(bool, part)]))[:, None], after, logits)
+            logits = jnp.where(np.array([*map(bool, part)])[:, None], after, logits)
         return logits, cache
 
     def begin(self, logits: jax.Array, cache: Any, requests: Sequence[Request]) -> Rows:
         """Draws the first token of each request from the logits after what it has read; takes the cache over."""
         numbers = Numbers.batch([request.sampling for request in requests], [request.row for request in requests])
-        limit = jnp.asarray(np.array([request.max_new_tokens for request in requests], np.int32))
-        active = jnp.ones((len(requests),), bool)
+        limit = np.array([request.max_new_tokens for request in requests], np.int32)
+        active = np.ones((len(requests),), bool)
         return Rows(self._prefill("begin", cache, logits, active, limit, numbers), numbers)
 
     def _prefill(self, name: str, *args: Any) -> Any:
@@ -272,9 +280,9 @@ class Engine:
                 self._running = rows
             else:
                 if self._running is None:
-                    self._running = jax.jit(partial(self.compiled.decoder.empty, self.slots))()
+                    self._running = self.compiled.empty(self.slots)
                 for row, slot in enumerate(slots):
-                    self._running = self.compiled("insert", self._running, rows, jnp.int32(row), jnp.int32(slot))
+                    self._running = self.compiled("insert", self._running, rows, np.int32(row), np.int32(slot))
             self._seen |= {slot: 0 for slot in slots}
 
     def drawn(self) -> dict[int, Drawn]:
@@ -301,14 +309,17 @@ class Engine:
     def _news(self, since: Mapping[int, int]) -> dict[int, Drawn]:
         state = self._batch.state
         # whole arrays to the host: slicing on the device would compile per length
-        tokens, counts, active = (np.asarray(x) for x in (state.tokens, state.count, state.active))
-        log_probs = None if state.log_probs is None else np.asarray(state.log_probs)
+        tokens, counts, active = (self._fetch(x) for x in (state.tokens, state.count, state.active))
+        log_probs = None if state.log_probs is None else self._fetch(state.log_probs)
         news = {}
         for slot, seen in since.items():
             new = slice(seen, int(counts[slot]))
             given = None if log_probs is None else tuple(log_probs[slot, new].tolist())
             news[slot] = Drawn(tuple(tokens[slot, new].tolist()), given, bool(active[slot]))
         return news
+
+    def _fetch(self, x: jax.Array) -> np.ndarray:
+        return np.asarray(x) if self._model.mesh is None else self._model.mesh.fetch(x)
 
     def decode_block(self) -> dict[int, Drawn]:
         """Decode steps up to the next routing event, which ends the block; what was drawn, as `drawn`."""
@@ -352,7 +363,7 @@ class Engine:
         self._check_taken(slot)
         with interrupts_deferred():
             if slot not in self._ended:
-                state = self.compiled("release", self._batch.state, jnp.int32(slot))
+                state = self.compiled("release", self._batch.state, np.int32(slot))
                 self._running = self._batch._replace(state=state)
             self._ended.discard(slot)
             del self._seen[slot]

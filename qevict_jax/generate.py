@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int8
 
 from qevict_jax.config import CacheConfig
-from qevict_jax.decoding import Rows
+from qevict_jax.decode_state import Rows
 from qevict_jax.engine import Engine, Request, bucket
 from qevict_jax.models import LanguageModel
 from qevict_jax.policies import Policy

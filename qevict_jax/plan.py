@@ -23,9 +23,10 @@ class CachePlan:
         total_len: tokens the cache must be able to see, prompt and output.
         layout: the static numbers of the policy's cache, a hashable record of the policy's own kind.
         kv_bytes: bytes of all arrays that live between steps.
-        full_kv_bytes: bytes of a full cache of ``total_len`` tokens, eq. 7.
+        full_kv_bytes: bytes of a full cache of ``total_len`` tokens, eq. 7; several devices may have a KV head each.
         parts: bytes by part; they add up to ``kv_bytes``.
-        capacities: what the cache has room for, in words and numbers, for people.
+        capacities: what the cache has room for, in words and numbers, for people; on each device.
+        devices: that hold a part of the sequence; bytes are those of all, layout and capacities of each.
     """
 
     config: CacheConfig
@@ -35,6 +36,7 @@ class CachePlan:
     full_kv_bytes: int
     parts: tuple[tuple[str, int], ...]
     capacities: tuple[tuple[str, int], ...]
+    devices: int = 1
 
     @property
     def full_windows(self) -> int:
@@ -50,6 +52,16 @@ class CachePlan:
     def ratio(self) -> float:
         """``kv_bytes`` as a fraction of the full cache."""
         return self.kv_bytes / self.full_kv_bytes
+
+    def on(self, devices: int) -> "CachePlan":
+        """The plan of several devices, from that of one of them."""
+        return replace(
+            self,
+            kv_bytes=self.kv_bytes * devices,
+            full_kv_bytes=self.full_kv_bytes * devices,
+            parts=tuple((name, size * devices) for name, size in self.parts),
+            devices=devices,
+        )
 
 
 def budget_in_bytes(config: CacheConfig, full_bytes: int) -> Fraction:

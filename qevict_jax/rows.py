@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Array, Bool, Int, Shaped
 
 
 class RowAxis(NamedTuple):
@@ -46,7 +47,9 @@ def _row_axis(one: Any, two: Any) -> RowAxis:
     return RowAxis(axis, single)
 
 
-def put_row(running: Any, rows: Any, axes: Any, row: Int[Array, ""], slot: Int[Array, ""]) -> Any:
+def put_row(
+    running: Any, rows: Any, axes: Any, row: Int[Array, ""], slot: Int[Array, ""], here: Bool[Array, ""] | None = None
+) -> Any:
     """The running batch with its row ``slot`` replaced by row ``row`` of another batch; donate the former.
 
     Args:
@@ -55,12 +58,15 @@ def put_row(running: Any, rows: Any, axes: Any, row: Int[Array, ""], slot: Int[A
         axes: from `row_axes`.
         row: which of ``rows``.
         slot: which of ``running``.
+        here: false leaves everything as it is; None is true.
     """
 
     def put(at: RowAxis, into: Shaped[Array, "..."], source: Shaped[Array, "..."]) -> Array:
         if at.axis < 0:
             return into
         part = lax.dynamic_slice_in_dim(source, row * at.width, at.width, at.axis)
+        if here is not None:  # a choice between two rows; one between two batches would copy the batch
+            part = jnp.where(here, part, lax.dynamic_slice_in_dim(into, slot * at.width, at.width, at.axis))
         return lax.dynamic_update_slice_in_dim(into, part, slot * at.width, at.axis)
 
     return jax.tree.map(put, axes, running, rows, is_leaf=lambda x: isinstance(x, RowAxis))

@@ -36,6 +36,7 @@ CONFIGS = {
     "plain": ModelConfig(**_PLAIN),
     "bias": ModelConfig(**_PLAIN | {"architecture": "qwen2", "qkv_bias": True, "heads": 3, "kv_heads": 1}),
     "scaled": ModelConfig(**_PLAIN | {"rope_theta": 5e5, "rope_scaling": RopeScaling(8.0, 1.0, 4.0, 32), "heads": 2}),
+    "wide": ModelConfig(**_PLAIN | {"heads": 8, "kv_heads": 4, "mlp": 64, "vocab": 61}),
 }  # fmt: skip
 
 

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loaded model: configuration, parameters and tokenizer in one handle."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +14,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from qevict_jax.mesh import DeviceMesh, MeshShape
 from qevict_jax.models.checkpoint import load_params, read_config
 from qevict_jax.models.config import ModelConfig
+from qevict_jax.models.partition import local_config, spread_params
 from qevict_jax.models.steps import Program, all_logits, to_state
 from qevict_jax.models.tokenizer import Tokenizer
 
@@ -27,12 +31,15 @@ class LanguageModel:
         program: the static half, an argument of the functions in `steps`.
         params: the parameters, stacked over layers.
         tokenizer: text to token ids and back, None for a model without one.
+        mesh: the devices that the parameters are spread over, None for one device. ``program`` is then the program of
+            one of them, to be called under `jax.shard_map`.
     """
 
     config: ModelConfig
     program: Program
     params: nnx.State
     tokenizer: Tokenizer | None = None
+    mesh: DeviceMesh | None = None
 
     @property
     def dtype(self) -> str:
@@ -45,6 +52,16 @@ class LanguageModel:
         """Next-token logits at every position, from a plain causal pass without a cache; float32."""
         tokens = jnp.asarray(tokens, jnp.int32)
         return _all_logits(self.program, self.params, tokens, positions)
+
+    def on(self, mesh: MeshShape, devices: Sequence[Any] | None = None) -> "LanguageModel":
+        """This model on a mesh, for one that is in memory already; `load_model` puts a checkpoint there directly.
+
+        Raises:
+            QEvictError: there are too few devices, or the model does not go evenly onto them.
+        """
+        placed = DeviceMesh.make(mesh, self.config.kv_heads, devices)
+        program = Program.of(local_config(self.config, placed), placed.split.axes)
+        return replace(self, program=program, params=spread_params(self.params, placed), mesh=placed)
 
 
 _all_logits = partial(jax.jit, static_argnames="program")(all_logits)

@@ -33,9 +33,9 @@ class Program:
     graph: nnx.GraphDef
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "Program":
-        """The program of a configuration, without making any parameter."""
-        module = nnx.eval_shape(lambda: Transformer(config, jnp.dtype("float32"), rngs=nnx.Rngs(0)))
+    def of(cls, config: ModelConfig, axes: tuple[str, ...] = ()) -> "Program":
+        """The program of a configuration, without making any parameter; with mesh axes that of one device's part."""
+        module = nnx.eval_shape(lambda: Transformer(config, jnp.dtype("float32"), axes=axes, rngs=nnx.Rngs(0)))
         return cls(config, nnx.graphdef(module))
 
     def bind(self, params: nnx.State) -> Transformer:

@@ -10,6 +10,7 @@ returns.
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.layer_slice import row_major
@@ -30,14 +31,31 @@ class RMSNorm(nnx.Module):
 
 
 class Projection(nnx.Module):
-    """``x @ kernel + bias``, kernel ``[in, out]``."""
+    """``x @ kernel + bias``, kernel ``[in, out]``.
 
-    def __init__(self, width_in: int, width_out: int, dtype: jnp.dtype, *, bias: bool = False, rngs: nnx.Rngs):
+    With ``sum_over``, mesh axes that split ``in``, the products of all devices are added up; in float32, so that the
+    result is rounded once, as on one device. Such a projection has no bias.
+    """
+
+    def __init__(
+        self,
+        width_in: int,
+        width_out: int,
+        dtype: jnp.dtype,
+        *,
+        bias: bool = False,
+        sum_over: tuple[str, ...] = (),
+        rngs: nnx.Rngs,
+    ):
         init = nnx.initializers.normal(width_in**-0.5)
         self.kernel = nnx.Param(init(rngs.params(), (width_in, width_out), dtype))
         self.bias = nnx.Param(jnp.zeros((width_out,), dtype)) if bias else None
+        self.sum_over = sum_over
 
     def __call__(self, x: Float[Array, "*n in"]) -> Float[Array, "*n out"]:
+        if self.sum_over:
+            part = jnp.matmul(x, self.kernel[...], preferred_element_type=jnp.float32)
+            return lax.psum(part, self.sum_over).astype(x.dtype)
         out = x @ self.kernel[...]
         return out if self.bias is None else out + self.bias[...]
 
@@ -45,12 +63,12 @@ class Projection(nnx.Module):
 class Attention(nnx.Module):
     """Projections of grouped-query attention."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, axes: tuple[str, ...] = (), rngs: nnx.Rngs):
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q = Projection(config.hidden, queries, dtype, bias=config.qkv_bias, rngs=rngs)
         self.k = Projection(config.hidden, keys, dtype, bias=config.qkv_bias, rngs=rngs)
         self.v = Projection(config.hidden, keys, dtype, bias=config.qkv_bias, rngs=rngs)
-        self.o = Projection(queries, config.hidden, dtype, rngs=rngs)
+        self.o = Projection(queries, config.hidden, dtype, sum_over=axes, rngs=rngs)
         self.head_dim = config.head_dim
 
     def qkv(
@@ -69,10 +87,10 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """Gated MLP, ``down(silu(gate(x)) * up(x))``."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, axes: tuple[str, ...] = (), rngs: nnx.Rngs):
         self.gate = Projection(config.hidden, config.mlp, dtype, rngs=rngs)
         self.up = Projection(config.hidden, config.mlp, dtype, rngs=rngs)
-        self.down = Projection(config.mlp, config.hidden, dtype, rngs=rngs)
+        self.down = Projection(config.mlp, config.hidden, dtype, sum_over=axes, rngs=rngs)
 
     def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
@@ -81,11 +99,11 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """One decoder layer."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, axes: tuple[str, ...] = (), rngs: nnx.Rngs):
         self.attn_norm = RMSNorm(config.hidden, config.rms_eps, dtype)
-        self.attn = Attention(config, dtype, rngs=rngs)
+        self.attn = Attention(config, dtype, axes=axes, rngs=rngs)
         self.mlp_norm = RMSNorm(config.hidden, config.rms_eps, dtype)
-        self.mlp = MLP(config, dtype, rngs=rngs)
+        self.mlp = MLP(config, dtype, axes=axes, rngs=rngs)
 
 
 class Embedding(nnx.Module):
@@ -96,28 +114,43 @@ class Embedding(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """Embedding, L stacked blocks, final norm, output projection (the embedding itself where tied)."""
+    """Embedding, L stacked blocks, final norm, output projection (the embedding itself where tied).
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, rngs: nnx.Rngs):
+    With ``axes``, mesh axes, this is one device's part of a model (`partition`), to be called under `jax.shard_map`.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, *, axes: tuple[str, ...] = (), rngs: nnx.Rngs):
         self.embed = Embedding(config, dtype, rngs=rngs)
 
         @nnx.split_rngs(splits=config.layers)
         @nnx.vmap(axis_size=config.layers)
         def stack(rngs: nnx.Rngs) -> Block:
-            return Block(config, dtype, rngs=rngs)
+            return Block(config, dtype, axes=axes, rngs=rngs)
 
         self.blocks = stack(rngs)
         self.final_norm = RMSNorm(config.hidden, config.rms_eps, dtype)
         tied = config.tie_embeddings
         self.lm_head = None if tied else Projection(config.hidden, config.vocab, dtype, rngs=rngs)
+        self.axes, self.vocab = axes, config.vocab
 
     def lookup(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         """Embeds token ids."""
-        return self.embed.weight[...][tokens]
+        weight = self.embed.weight[...]
+        if not self.axes:
+            return weight[tokens]
+        here = tokens - lax.axis_index(self.axes) * weight.shape[0]
+        mine = (here >= 0) & (here < weight.shape[0])
+        # one device has the row and the others give zeros, so the sum is exact
+        rows = jnp.where(mine[..., None], weight[jnp.where(mine, here, 0)], 0)
+        return lax.psum(rows, self.axes)
 
     def logits(self, x: Float[Array, "*n E"]) -> Float[Array, "*n V"]:
         """Next-token logits in float32."""
         x = self.final_norm(x)
         if self.lm_head is not None:
-            return jnp.einsum("...e,ev->...v", x, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
-        return jnp.einsum("...e,ve->...v", x, self.embed.weight[...], preferred_element_type=jnp.float32)
+            logits = jnp.einsum("...e,ev->...v", x, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
+        else:
+            logits = jnp.einsum("...e,ve->...v", x, self.embed.weight[...], preferred_element_type=jnp.float32)
+        if not self.axes:
+            return logits
+        return lax.all_gather(logits, self.axes, axis=logits.ndim - 1, tiled=True)[..., : self.vocab]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from qevict_jax.config import CacheConfig
+from qevict_jax.head_split import ONE_DEVICE, HeadSplit
 from qevict_jax.plan import CachePlan, plan_tiers
 from qevict_jax.policies import adakv, criticalkv, defensivekv, h2o, kivi, kvquant, snapkv, streaming_llm, zipcache
 from qevict_jax.policies.base import Policy as Policy
@@ -16,7 +17,7 @@ from qevict_jax.policies.base import Prompt as Prompt
 from qevict_jax.policies.full import Full, plan_full
 from qevict_jax.policies.options import NoOptions, parse_options
 from qevict_jax.policies.qevict import QEvict
-from qevict_jax.types import KVShape, QEvictError
+from qevict_jax.types import BudgetError, KVShape, QEvictError
 
 TPU_SLOT_MULTIPLE = 8
 
@@ -28,11 +29,27 @@ class Row(NamedTuple):
         options: frozen dataclass of its own parameters, read from `CacheConfig.policy_options`.
         plan: ``(shape, config, options, total_len, slot_multiple)`` to a plan; raises `BudgetError`.
         make: ``(plan, shape, options)`` to the policy.
+        spread: ``(policy, split)`` to the policy of one of several devices that share the heads; or why there is none.
     """
 
     options: type
     plan: Callable[[KVShape, CacheConfig, Any, int, int], CachePlan]
     make: Callable[[CachePlan, KVShape, Any], Policy]
+    spread: Callable[[Any, HeadSplit], Policy] | str
+
+
+def _told(policy: Any, split: HeadSplit) -> Policy:
+    return replace(policy, split=split)
+
+
+def _alone(policy: Any, split: HeadSplit) -> Policy:
+    """No head needs to know of another."""
+    return policy
+
+
+_RIVALRY = "its heads compete for one budget"
+_SHARED_STEP = "the heads of a token share one step and offset"
+_OUTLIERS = "it chooses the outliers of a token over all heads"
 
 
 def _plan_qevict(shape: KVShape, config: CacheConfig, options: NoOptions, total_len: int, multiple: int) -> CachePlan:
@@ -40,18 +57,22 @@ def _plan_qevict(shape: KVShape, config: CacheConfig, options: NoOptions, total_
 
 
 POLICIES = {
-    "qevict": Row(NoOptions, _plan_qevict, lambda plan, shape, options: QEvict(plan)),
-    "full": Row(NoOptions, plan_full, lambda plan, shape, options: Full(plan, shape)),
-    "streaming_llm": Row(streaming_llm.Options, streaming_llm.plan_streaming_llm, streaming_llm.make_streaming_llm),
-    "h2o": Row(h2o.Options, h2o.plan_h2o, h2o.make_h2o),
-    "snapkv": Row(snapkv.Options, snapkv.plan_snapkv, snapkv.make_snapkv),
-    "adakv": Row(adakv.Options, adakv.plan_adakv, adakv.make_adakv),
-    "criticalkv": Row(criticalkv.Options, criticalkv.plan_criticalkv, criticalkv.make_criticalkv),
-    "defensivekv": Row(defensivekv.Options, defensivekv.plan_defensivekv, defensivekv.make_defensivekv),
-    "layer_defensivekv": Row(defensivekv.LayerOptions, defensivekv.plan_defensivekv, defensivekv.make_defensivekv),
-    "kivi": Row(kivi.Options, kivi.plan_kivi, kivi.make_kivi),
-    "kvquant": Row(kvquant.Options, kvquant.plan_kvquant, kvquant.make_kvquant),
-    "zipcache": Row(zipcache.Options, zipcache.plan_zipcache, zipcache.make_zipcache),
+    "qevict": Row(NoOptions, _plan_qevict, lambda plan, shape, options: QEvict(plan), _told),
+    "full": Row(NoOptions, plan_full, lambda plan, shape, options: Full(plan, shape), _alone),
+    "streaming_llm": Row(
+        streaming_llm.Options, streaming_llm.plan_streaming_llm, streaming_llm.make_streaming_llm, _alone
+    ),
+    "h2o": Row(h2o.Options, h2o.plan_h2o, h2o.make_h2o, _told),
+    "snapkv": Row(snapkv.Options, snapkv.plan_snapkv, snapkv.make_snapkv, _told),
+    "adakv": Row(adakv.Options, adakv.plan_adakv, adakv.make_adakv, _RIVALRY),
+    "criticalkv": Row(criticalkv.Options, criticalkv.plan_criticalkv, criticalkv.make_criticalkv, _RIVALRY),
+    "defensivekv": Row(defensivekv.Options, defensivekv.plan_defensivekv, defensivekv.make_defensivekv, _RIVALRY),
+    "layer_defensivekv": Row(
+        defensivekv.LayerOptions, defensivekv.plan_defensivekv, defensivekv.make_defensivekv, _RIVALRY
+    ),
+    "kivi": Row(kivi.Options, kivi.plan_kivi, kivi.make_kivi, _alone),
+    "kvquant": Row(kvquant.Options, kvquant.plan_kvquant, kvquant.make_kvquant, _OUTLIERS),
+    "zipcache": Row(zipcache.Options, zipcache.plan_zipcache, zipcache.make_zipcache, _SHARED_STEP),
 }
 
 
@@ -83,7 +104,14 @@ def plan_cache(shape: KVShape, config: CacheConfig, total_len: int, *, slot_mult
     return POLICIES[config.policy].plan(shape, config, policy_options(config), total_len, slot_multiple)
 
 
-def make_policy(shape: KVShape, config: CacheConfig, total_len: int, *, platform: str | None = None) -> Policy:
+def make_policy(
+    shape: KVShape,
+    config: CacheConfig,
+    total_len: int,
+    *,
+    platform: str | None = None,
+    split: HeadSplit = ONE_DEVICE,
+) -> Policy:
     """The policy that holds sequences of up to ``total_len`` tokens.
 
     Args:
@@ -91,14 +119,34 @@ def make_policy(shape: KVShape, config: CacheConfig, total_len: int, *, platform
         config: the cache.
         total_len: static capacity, prompt and output.
         platform: "cpu", "gpu" or "tpu", the platform it will run on; default is jax's own. TPU rounds slots to 8.
+        split: the devices that share the heads. The policy and its plan are those of one of them; a budget ratio is
+            one of the full cache there, a budget in bytes is shared out evenly.
 
     Raises:
-        QEvictError: if the budget is too small, or the named implementation is not for that platform.
+        QEvictError: if the budget is too small, the named implementation is not for that platform, or the heads of this
+            policy cannot be on several devices.
     """
     platform = platform or jax.default_backend()
     if config.implementation in ("tpu", "gpu") and config.implementation != platform:
         raise QEvictError(
             f"implementation={config.implementation!r} cannot run on {platform!r}; 'auto', 'xla' and 'interpret' can"
         )
-    plan = plan_cache(shape, config, total_len, slot_multiple=TPU_SLOT_MULTIPLE if platform == "tpu" else 1)
-    return POLICIES[config.policy].make(plan, replace(shape, dtype=config.kv_dtype), policy_options(config))
+    row = POLICIES[config.policy]
+    if split.devices > 1 and isinstance(row.spread, str):
+        raise QEvictError(
+            f"policy={config.policy!r} cannot run on a mesh with model={split.devices}: {row.spread}; data=N can"
+        )
+    shape = replace(shape, dtype=config.kv_dtype, kv_heads=shape.kv_heads // split.kv_shards)
+    plan = plan_part(shape, config, total_len, TPU_SLOT_MULTIPLE if platform == "tpu" else 1, split.devices)
+    policy = row.make(plan, shape, policy_options(config))
+    return policy if isinstance(row.spread, str) else row.spread(policy, split)
+
+
+def plan_part(shape: KVShape, config: CacheConfig, total_len: int, slot_multiple: int, devices: int) -> CachePlan:
+    """The plan of one of ``devices`` that share the heads, for the ``shape`` that it holds itself."""
+    if devices > 1 and config.budget_bytes is not None:
+        config = replace(config, budget_bytes=config.budget_bytes // devices)
+    try:
+        return plan_cache(shape, config, total_len, slot_multiple=slot_multiple)
+    except BudgetError as error:
+        raise error if devices == 1 else BudgetError(f"on each of the {devices} devices of a row, {error}") from None

@@ -8,6 +8,7 @@ except that scores take every decode step into account, where the paper's code s
 H).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import jax
@@ -18,6 +19,7 @@ from qevict_jax.admission import admit, aged_windows
 from qevict_jax.attention import start_mass, tiered_attention
 from qevict_jax.cache import PerWindow, TieredCache, TierLayout, append_tokens, init_cache
 from qevict_jax.event import route
+from qevict_jax.head_split import ONE_DEVICE, HeadSplit
 from qevict_jax.plan import CachePlan
 from qevict_jax.policies.base import Prompt, Tier
 from qevict_jax.policies.full import merge_kv
@@ -27,9 +29,13 @@ from qevict_jax.windows import KeyTransform
 
 @dataclass(frozen=True)
 class QEvict:
-    """The tiered cache behind the policy interface."""
+    """The tiered cache behind the policy interface.
+
+    On several devices each sums up the mass of its own heads; they agree on the mean when windows are ranked.
+    """
 
     plan: CachePlan
+    split: HeadSplit = ONE_DEVICE
 
     @property
     def layout(self) -> TierLayout:
@@ -39,8 +45,12 @@ class QEvict:
 
     @property
     def ranking(self) -> Ranking:
-        """The ranking function."""
-        return RANKINGS[self.plan.config.ranking]
+        """The ranking function; scores of keys are means over all heads."""
+        ranking = RANKINGS[self.plan.config.ranking]
+        return ranking if ranking.keys is None else ranking._replace(keys=self._of_all_heads(ranking.keys))
+
+    def _of_all_heads(self, of_keys: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        return lambda keys: self.split.mean(of_keys(keys))
 
     @property
     def event_steps(self) -> int:
@@ -67,6 +77,7 @@ class QEvict:
         )
         bias = None if transform.bias is None else transform.bias[layer]
         tokens = merge_kv(prompt.k, prompt.v)
+        mass = self.split.mean(mass)
         return admit(cache, layer, tokens, mass, prompt.length, self.ranking, transform.inv_freq, bias)
 
     def admitted(self, cache: TieredCache, length: Int[Array, "B"]) -> TieredCache:
@@ -97,6 +108,11 @@ class QEvict:
 
     def route(self, cache: TieredCache, transform: KeyTransform) -> TieredCache:
         """One routing event."""
+        if self.ranking.event is not None:
+            cache = replace(cache, mass=self.split.mean(cache.mass))
+        elif self.ranking.keys is None:
+            # what all agreed on at the last event, and each one's mass since then
+            cache = replace(cache, score=self.split.mean(cache.score))
         return route(cache, self.ranking, transform)
 
     def placement(self, cache: TieredCache) -> Int8[Array, "L B 1 S"]:

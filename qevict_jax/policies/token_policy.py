@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
 
 from pallas_kernels.float_bits import from_bits, to_bits
 from pallas_kernels.layer_slice import layer_slice
+from qevict_jax.head_split import ONE_DEVICE, HeadSplit
 from qevict_jax.plan import CachePlan
 from qevict_jax.policies.base import Prompt, Tier
 from qevict_jax.policies.full import merge_kv
@@ -59,6 +60,7 @@ class TokenPolicy:
 
     plan: CachePlan
     method: Method
+    split: HeadSplit = ONE_DEVICE
 
     @property
     def layout(self) -> RowLayout:
@@ -82,6 +84,7 @@ class TokenPolicy:
         layout, kv_heads = self.layout, self.layout.shape.kv_heads
         assert transform.output is not None
         made = self.method.start(prompt, transform.output[layer], layout.rows // kv_heads)
+        made = made._replace(score=self.split.group_mean(made.score))
         batch, size = made.score.shape[:2]
         start = jnp.maximum(0, prompt.length - layout.recent)
         position = jnp.broadcast_to(jnp.repeat(jnp.arange(size, dtype=jnp.int32), kv_heads), (batch, size * kv_heads))
@@ -175,6 +178,9 @@ class TokenPolicy:
         """Lets the oldest tokens go from the ring and keeps the best of them and of the rows, in every layer."""
         layout = self.layout
         kv_heads, head_dim = layout.shape.kv_heads, layout.shape.head_dim
+        # of devices that share a KV head each has added what its own query heads saw
+        score, ring_score = self.split.group_mean((cache.score, cache.ring_score))
+        cache = replace(cache, score=score, ring_score=ring_score)
         position, leaves = leaving(cache.start, cache.length, layout.recent, EVENT_STEPS)
         batch, count = position.shape
         if self.method.decay != 1:
