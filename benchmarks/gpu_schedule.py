@@ -16,7 +16,7 @@ from benchmarks.sass import count
 from pallas_kernels.packing import planes
 from pallas_kernels.quantized_windows import scalars_per_head
 from pallas_kernels.tiered_decode_attention.arg_specs import DecodeSpec
-from pallas_kernels.tiered_decode_attention.gpu_online import TOKENS
+from pallas_kernels.tiered_decode_attention.gpu_quantized import TOKENS
 from pallas_kernels.tiered_decode_attention.gpu_splits import QUANTIZED_BLOCK
 from pallas_kernels.tiered_decode_attention.pallas_gpu import WARPS, stages
 

@@ -10,11 +10,8 @@ import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
-# tokens of a window between two updates of the running maximum: their scores are held in registers
-TOKENS = 8
 LOWEST = float(jnp.finfo(jnp.float32).min) / 2  # instead of -inf, whose difference with itself is NaN
 
 
@@ -44,46 +41,25 @@ def empty(rows: int, windows: int, channels: int) -> Sums:
     )
 
 
-def attend(
-    sums: Sums, window: int, scores, add_values, received: Float[Array, "rows windows"] | None = None
-) -> tuple[Sums, Float[Array, "rows windows"]]:
-    """Takes in a block of windows, or some tokens of each.
+def attend(sums: Sums, tokens: int, scores, add_values) -> tuple[Sums, Float[Array, "rows windows"]]:
+    """Takes in some tokens of each window of a block.
 
     Args:
         sums: state.
-        window: W.
-        scores: scores ``[rows, windows]`` of some tokens, a list, ``-inf`` where nothing is seen.
+        tokens: how many; their scores are held in registers.
+        scores: ``tokens -> scores``, a list of ``[rows, windows]`` for a range, ``-inf`` where nothing is seen.
         add_values: ``(t, weights, constant, mixed) -> (constant, mixed)``, with the values of token t added.
-        received: what tokens of these windows taken in before have received.
 
     Returns:
         The state, and the weight of each window relative to its ``peak``.
     """
-    received = jnp.zeros_like(sums.total) if received is None else received
-    for first in range(0, window, TOKENS):
-        tokens = range(first, min(first + TOKENS, window))
-        logits = scores(tokens)
-        peak = jnp.maximum(sums.peak, functools.reduce(jnp.maximum, logits).max(axis=1))
-        fade = jnp.exp2(sums.peak - peak)[:, None]
-        constant, mixed = sums.constant * fade, sums.mixed * fade
-        group = jnp.zeros_like(received)
-        for t, logit in zip(tokens, logits, strict=True):
-            weights = jnp.exp2(logit - peak[:, None])
-            group = group + weights
-            constant, mixed = add_values(t, weights, constant, mixed)
-        received = received * fade + group
-        sums = Sums(peak, sums.total * fade + group, constant, mixed)
-    return sums, received
-
-
-def by_groups(sums: Sums, groups: int, take_in) -> tuple[Sums, Float[Array, "rows windows"]]:
-    """Takes in a block of windows group of tokens by group, in a loop: unrolled, all of it would want registers.
-
-    Args:
-        sums: state.
-        groups: groups of tokens in a window.
-        take_in: ``(group, (sums, received)) -> (sums, received)``; ``received`` is None in the first of one.
-    """
-    if groups == 1:
-        return take_in(0, (sums, None))
-    return lax.fori_loop(0, groups, take_in, (sums, jnp.zeros_like(sums.total)))
+    logits = scores(range(tokens))
+    peak = jnp.maximum(sums.peak, functools.reduce(jnp.maximum, logits).max(axis=1))
+    fade = jnp.exp2(sums.peak - peak)[:, None]
+    constant, mixed = sums.constant * fade, sums.mixed * fade
+    received = jnp.zeros_like(sums.total)
+    for t, logit in enumerate(logits):
+        weights = jnp.exp2(logit - peak[:, None])
+        received = received + weights
+        constant, mixed = add_values(t, weights, constant, mixed)
+    return Sums(peak, sums.total * fade + received, constant, mixed), received

@@ -12,6 +12,7 @@ with the six numbers made once a window. So neither rotation nor dequantization 
 channels takes four multiply-adds. Value scales fold into the weights, value offsets into a sum of their own.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,9 @@ from pallas_kernels.packing import planes
 from pallas_kernels.quantized_windows import QuantizedWindows, scalars_per_head
 from pallas_kernels.tiered_decode_attention import gpu_triton as triton
 from pallas_kernels.tiered_decode_attention.gpu_angles import cos_sin
-from pallas_kernels.tiered_decode_attention.gpu_online import TOKENS, Sums, attend
+from pallas_kernels.tiered_decode_attention.gpu_online import Sums, attend
+
+TOKENS = 8  # of a window that are taken in at a time: their scores are held in registers
 
 
 class Shape(NamedTuple):
@@ -62,11 +65,8 @@ class Shape(NamedTuple):
 
     @property
     def piece(self) -> int:
-        """Channels of half a head that are worked on at a time: more, and their key map does not fit the registers.
-
-        A loop over groups of tokens holds words that are twice as wide, so less is left.
-        """
-        return min(self.half, 32 if self.groups == 1 else 16)
+        """Channels of half a head that are worked on at a time: more, and their key map does not fit the registers."""
+        return min(self.half, 32)
 
     @property
     def pieces(self) -> int:
@@ -92,41 +92,46 @@ class Place(NamedTuple):
     head: Int[Array, ""]
 
 
-def columns(
-    ref, place: Place, slots: Int[Array, "n"], first: Array | int, count: int, size: int
-) -> Shaped[Array, "n size"]:
-    """``ref[layer, row, slots, first : first + count]``, filled up to ``size`` with zeros."""
-    channel = triton.iota(size)
-    mask = None if count == size else jnp.broadcast_to(channel[None, :] < count, (slots.shape[0], size))
-    return triton.load(ref, place.layer, place.row, slots[:, None], (first + channel)[None, :], mask=mask)
+class Group(NamedTuple):
+    """Tokens of a window that are taken in at a time.
+
+    Attributes:
+        index: which of a window's groups.
+        before: tokens of the window before it, for every window of a block; None if a window has one group. A vector
+            that was loaded: from a number spread out, Triton would not find the way back, and take decoded keys
+            through shared memory (LOG.md).
+    """
+
+    index: Int[Array, ""]
+    before: Int[Array, "n"] | None
 
 
 def code_words(
     refs,
     place: Place,
     slots: Int[Array, "n"],
-    group: Array | int,
+    group: Group,
     first: Array | int,
     count: int,
     size: int,
     shape: Shape,
 ) -> list[list[UInt16[Array, "n size"]]]:
     """Packed codes of a group of tokens of some channels, as 16-bit words: for each plane, first tokens first."""
-    row = shape.kv_heads * 2 * shape.head_dim
+    rows, row = (place.layer, place.row, slots), shape.kv_heads * 2 * shape.head_dim
     found = []
     for ref, plane in zip(refs, planes(shape.bits, shape.window), strict=True):
-        if shape.groups == 1:
-            words = [columns(ref, place, slots, first + i * row, count, size) for i in range(plane.words)]
+        if group.before is None:
+            words = [triton.columns(ref, rows, first + i * row, count, size) for i in range(plane.words)]
             found.append([half for word in words for half in _halves(word)])
             continue
         # a group lies in one word, since words have a multiple of its bits
         width, bits = 8 * plane.dtype.itemsize, shape.group * plane.bits
-        begin = jnp.asarray(group * bits, jnp.int32)
-        word = columns(ref, place, slots, first + lax.div(begin, jnp.int32(width)) * row, count, size)
-        word = word.astype(jnp.uint32)
-        if bits < width:
-            word = word >> lax.rem(begin, jnp.int32(width)).astype(jnp.uint32)
-        found.append(_halves(word)[: -(-bits // 16)])
+        index = lax.div(group.index * bits, jnp.int32(width))
+        word = triton.columns(ref, rows, first + index * row, count, size)
+        if bits == width:
+            found.append(_halves(word))
+        else:
+            found.append([triton.bits_from(word, group.before * plane.bits & (width - 1), shape.interpret)])
     return found
 
 
@@ -168,8 +173,12 @@ def _key_map(
     begin, count = shape.extent(piece)
     parameters = [
         _scale_offset(
-            columns(
-                windows.key_params, place, slots, place.head * shape.head_dim + i * half + begin, count, shape.piece
+            triton.columns(
+                windows.key_params,
+                (place.layer, place.row, slots),
+                place.head * shape.head_dim + i * half + begin,
+                count,
+                shape.piece,
             ),
             windows.scalars,
             place,
@@ -237,10 +246,9 @@ def quantized_block(
     place: Place,
     angles,
     shape: Shape,
-    group: Array | int,
-    received: Float[Array, "rows n"] | None,
+    group: Group,
 ) -> tuple[Sums, Float[Array, "rows n"]]:
-    """Attention to a group of tokens of a block of quantized windows.
+    """Attention to a group of tokens of each window of a block.
 
     Args:
         sums: state.
@@ -253,21 +261,18 @@ def quantized_block(
         angles: ``piece -> (inv_freq, bias)``: RoPE frequencies, zero where channels are padding, and the two halves of
             the key bias or None.
         shape: static numbers.
-        group: which tokens: from ``group * shape.group`` on.
-        received: weight of each window from the groups before, or None.
+        group: which tokens.
 
     Returns:
         The state, and the weight of each window relative to its ``peak``.
     """
     starts = triton.load(starts_ref, place.row, slots)
     attended = present & (starts >= 0)
-    before = group * shape.group  # tokens of a window
-    starts = starts + before
+    if group.before is not None:
+        starts = starts + group.before
+    before = group.index * shape.group
     half = shape.head_dim // 2
     first = place.head * 2 * shape.head_dim
-    values = code_words(
-        windows.codes, place, slots, group, first + shape.head_dim, shape.head_dim, shape.channels, shape
-    )
     param_bits = 8 if windows.key_params.dtype == jnp.uint16 else 16
 
     def scores(tokens: Sequence[int]) -> list[Float[Array, "rows n"]]:
@@ -288,13 +293,19 @@ def quantized_block(
                     logits[index] = logits[index] + triton.dot(queries(t, piece, i), turned)
         return [jnp.where(attended[None, :], x, -jnp.inf) for x in logits]
 
+    @functools.cache
+    def value_words() -> list[list[Array]]:
+        # loaded when scores are done: before, their registers are needed for keys
+        begin = first + shape.head_dim
+        return code_words(windows.codes, place, slots, group, begin, shape.head_dim, shape.channels, shape)
+
     def add_values(t: int, weights: Array, constant: Array, mixed: Array) -> tuple[Array, Array]:
         # what lies in a slot that is not attended may be NaN, which a weight of zero does not stop
         scale = jnp.where(attended, _scalar(windows.scalars, place, slots, before + t, shape, param_bits), 0.0)
         offset = _scalar(windows.scalars, place, slots, shape.window + before + t, shape, param_bits)
         offset = jnp.where(attended, offset, 0.0)
         scaled = (weights * scale[None, :]).astype(jnp.bfloat16)
-        codes = token_codes(values, t, "bfloat16", shape)
+        codes = token_codes(value_words(), t, "bfloat16", shape)
         return constant + weights * offset[None, :], mixed + triton.mix(scaled, codes)
 
-    return attend(sums, shape.group, scores, add_values, received)
+    return attend(sums, shape.group, scores, add_values)

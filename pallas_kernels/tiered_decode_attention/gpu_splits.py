@@ -7,56 +7,65 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-# windows in a block: 32 fill the columns of one product of four warps; a dense window is four times as large
+# windows in a step: 32 fill the columns of one product of four warps
 QUANTIZED_BLOCK = 32
-DENSE_BLOCK = 16
+# tokens in a step of full precision, which are about as many bytes
+DENSE_BLOCK = 64
 # programs that fill a chip: by their registers two at a time on each of the 132 multiprocessors of an H100
 PROGRAMS = 2 * 132
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Blocks of windows, numbered through the tiers: quantized, full, then ring and sinks.
+    """Steps in which the tiers are read, numbered through: quantized, full, then ring and sinks.
 
     Attributes:
-        quantized, full, local: blocks in each tier.
-        quantized_each, dense_each: blocks of one program.
+        window: W.
+        groups: steps of a block of quantized windows, each of which takes in some tokens of every window.
+        quantized, full, local: steps in each tier.
+        each: steps of one program.
     """
 
+    window: int
+    groups: int
     quantized: int
     full: int
     local: int
-    quantized_each: int
-    dense_each: int
+    each: int
 
     @staticmethod
-    def of(quantized: int, full: int, local: int, copies: int) -> "Splits":
-        """Splits of so many windows; ``copies`` programs work on each, one a head, row block and sequence."""
-        blocks = -(-quantized // QUANTIZED_BLOCK), -(-full // DENSE_BLOCK), -(-local // DENSE_BLOCK)
-        dense_cost = 2  # of a dense block in blocks of codes, by bytes
-        load = (blocks[0] + dense_cost * (blocks[1] + blocks[2])) * copies
-        each = max(1, round(load / PROGRAMS))
-        return Splits(*blocks, quantized_each=each, dense_each=max(1, each // dense_cost))
+    def of(quantized: int, full: int, local: int, window: int, groups: int, copies: int) -> "Splits":
+        """Splits of so many windows, quantized and full, and local rows.
+
+        ``copies`` programs work on each, one a head, row block and sequence.
+        """
+        steps = groups * -(-quantized // QUANTIZED_BLOCK), -(-full * window // DENSE_BLOCK), -(-local // DENSE_BLOCK)
+        return Splits(window, groups, *steps, each=max(1, round(sum(steps) * copies / PROGRAMS)))
 
     @property
     def quantized_programs(self) -> int:
         """The first programs, which work on quantized windows."""
-        return -(-self.quantized // self.quantized_each)
+        return -(-self.quantized // self.each)
 
     @property
     def programs(self) -> int:
         """All programs of one head, row block and sequence."""
-        return self.quantized_programs + -(-(self.full + self.local) // self.dense_each)
+        return self.quantized_programs + -(-(self.full + self.local) // self.each)
 
     @property
-    def blocks(self) -> int:
-        """Blocks of all tiers."""
+    def steps(self) -> int:
+        """Steps of all tiers."""
         return self.quantized + self.full + self.local
 
     @property
+    def dense_windows(self) -> int:
+        """Windows of a step of full precision."""
+        return DENSE_BLOCK // self.window
+
+    @property
     def windows(self) -> int:
-        """Windows of all blocks, filled up."""
-        return self.quantized * QUANTIZED_BLOCK + (self.full + self.local) * DENSE_BLOCK
+        """Windows of all steps, filled up."""
+        return self.quantized * QUANTIZED_BLOCK + (self.full + self.local) * self.dense_windows
 
 
 def merge(
@@ -80,36 +89,39 @@ def merge(
 def masses(
     splits: Splits,
     received: Float[Array, "B N rows windows"],
-    block_peaks: Float[Array, "B N blocks rows"],
+    step_peaks: Float[Array, "B N steps rows"],
     peak: Float[Array, "B N rows"],
     inverse: Float[Array, "B N rows"],
     counted: Bool[Array, "B N rows"],
 ) -> list[Float[Array, "B _"]]:
-    """Mass of every window of each tier, summed over the query rows that count; tiers are filled up to whole blocks.
+    """Mass of every window of each tier, summed over the query rows that count; tiers are filled up to whole steps.
 
     Args:
-        splits: which windows are in which block.
-        received: weight of each window relative to the peak of its block.
-        block_peaks: those peaks.
+        splits: which windows are in which step.
+        received: weight of each window relative to the peak of its step.
+        step_peaks: those peaks.
         peak: the highest score of each row.
         inverse: reciprocal of each row's sum.
         counted: rows of valid query tokens.
     """
-    scale = jnp.exp2(block_peaks - peak[:, :, None]) * jnp.where(counted, inverse, 0.0)[:, :, None]
-    tiers, window, block = [], 0, 0
-    for count, size in ((splits.quantized, QUANTIZED_BLOCK), (splits.full, DENSE_BLOCK), (splits.local, DENSE_BLOCK)):
+    scale = jnp.exp2(step_peaks - peak[:, :, None]) * jnp.where(counted, inverse, 0.0)[:, :, None]
+    tiers, window, step = [], 0, 0
+    for count, groups, size in (
+        (splits.quantized, splits.groups, QUANTIZED_BLOCK),
+        (splits.full, 1, splits.dense_windows),
+        (splits.local, 1, splits.dense_windows),
+    ):
         part = received[..., window : window + count * size]
         # rows that do not count may never have been written
-        part = jnp.where(counted[..., None], part, 0.0).reshape(*part.shape[:-1], count, size)
-        tiers.append(jnp.einsum("bnrcw,bncr->bcw", part, scale[:, :, block : block + count]).reshape(part.shape[0], -1))
-        window, block = window + count * size, block + count
+        part = jnp.where(counted[..., None], part, 0.0).reshape(*part.shape[:-1], -1, groups, size)
+        part_scale = scale[:, :, step : step + count].reshape(*scale.shape[:2], -1, groups, scale.shape[3])
+        tiers.append(jnp.einsum("bnrcgw,bncgr->bcw", part, part_scale).reshape(part.shape[0], -1))
+        window, step = window + count * size, step + count
     return tiers
 
 
 def share(splits: Splits, program: Int[Array, ""], quantized: bool) -> tuple[Array, Array]:
-    """First and last block, exclusive, of a program among those of quantized windows or among the dense ones."""
-    if quantized:
-        first, last = program * splits.quantized_each, splits.quantized
-        return first, jnp.minimum(first + splits.quantized_each, last)
-    first, last = (program - splits.quantized_programs) * splits.dense_each, splits.full + splits.local
-    return first, jnp.minimum(first + splits.dense_each, last)
+    """First and last step, exclusive, of a program among those of quantized windows or among the dense ones."""
+    first = program if quantized else program - splits.quantized_programs
+    last = splits.quantized if quantized else splits.full + splits.local
+    return first * splits.each, jnp.minimum((first + 1) * splits.each, last)

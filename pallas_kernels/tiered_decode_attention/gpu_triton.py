@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Float, Int, Shaped, UInt16
@@ -75,6 +76,23 @@ def decode(
     return _pairs("{ .reg .b32 w, x, s, o; " + " ".join(lines) + " }", words, dtype)
 
 
+def bits_from(words: Shaped[Array, "n c"], begin: Int[Array, "n"], interpret: bool) -> UInt16[Array, "n c"]:
+    """Bits of uint16 or uint32 words from bit ``begin`` on, a multiple of 8; what is behind a word is undefined.
+
+    On the device one selection of bytes makes two of the results.
+    """
+    begin = jnp.broadcast_to(begin[:, None], words.shape)
+    if interpret:
+        return (words.astype(jnp.uint32) >> begin.astype(jnp.uint32)).astype(jnp.uint16)
+    wide = words.dtype == jnp.uint32
+    # bytes of two words, the first in the lowest digit, and from there on as many bytes as `begin` has
+    selection = (0x5410 if wide else 0x3210) + (begin >> 3) * 0x1111
+    asm = "prmt.b32 $0, $1, $2, $3;" if wide else "prmt.b32 $0, $1, 0, $2;"
+    # an unsigned result of inline assembly does not lower
+    found = _pairs(asm, (words, selection), "int16", inputs="r,r,r,r" if wide else "r,r,r")
+    return lax.bitcast_convert_type(found, jnp.uint16)
+
+
 def multiply_add(
     a: Float[Array, "*n"], b: Float[Array, "*n"], c: Float[Array, "*n"], interpret: bool
 ) -> Float[Array, "*n"]:
@@ -133,6 +151,15 @@ def load(ref, *index, mask: Shaped[Array, "..."] | None = None) -> Shaped[Array,
     return pltriton.load(ref.at[index], mask=mask, other=jnp.zeros((), ref.dtype))
 
 
+def columns(ref, rows: tuple, first: Array | int, count: int, size: int) -> Shaped[Array, "n size"]:
+    """``ref[*rows, first : first + count]``, filled up to ``size`` with zeros; some of ``rows`` are vectors of n."""
+    channel = iota(size)
+    index = [x[:, None] if jnp.ndim(x) else x for x in rows]
+    n = max(jnp.size(x) for x in rows)
+    mask = None if count == size else jnp.broadcast_to(channel[None, :] < count, (n, size))
+    return load(ref, *index, (first + channel)[None, :], mask=mask)
+
+
 def store(ref, *index, value: Shaped[Array, "..."], mask: Shaped[Array, "..."]) -> None:
     """``ref[index] = value`` where the mask is true."""
     pltriton.store(ref.at[index], value, mask=mask)
@@ -148,8 +175,8 @@ def mix(a: Float[Array, "m n"], b: Float[Array, "n c"]) -> Float[Array, "m c"]:
     return pltriton.dot(a, b, precision=_precision(a))
 
 
-def _precision(a: Array) -> jax.lax.Precision | None:
-    return jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+def _precision(a: Array) -> lax.Precision | None:
+    return lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
 
 
 def iota(size: int) -> Int[Array, "size"]:

@@ -20,7 +20,7 @@ from pallas_kernels.tiered_decode_attention import gpu_online as online
 from pallas_kernels.tiered_decode_attention import gpu_triton as triton
 from pallas_kernels.tiered_decode_attention.base import Mass, Tiers
 from pallas_kernels.tiered_decode_attention.gpu_dense import dense_block
-from pallas_kernels.tiered_decode_attention.gpu_quantized import Place, Shape, quantized_block
+from pallas_kernels.tiered_decode_attention.gpu_quantized import TOKENS, Group, Place, Shape, quantized_block
 from pallas_kernels.tiered_decode_attention.gpu_splits import (
     DENSE_BLOCK,
     QUANTIZED_BLOCK,
@@ -35,20 +35,21 @@ WARPS, STAGES = 4, 2
 
 
 def stages(window: int, head_dim: int, kv_dtype: str) -> int:
-    """Blocks in flight: two, or one where a second may exceed the 99 KB of shared memory of the smaller chips."""
+    """Steps in flight: two, or one where a second may exceed the 99 KB of shared memory of the smaller chips."""
     wide = 1 << (head_dim - 1).bit_length()
-    return STAGES if min(window, online.TOKENS) * wide * jnp.dtype(kv_dtype).itemsize <= 2048 else 1
+    return STAGES if min(window, TOKENS) * wide * jnp.dtype(kv_dtype).itemsize <= 2048 else 1
 
 
 class Refs(NamedTuple):
     """Inputs of the kernel; N is KV heads times blocks of query rows, head first."""
 
     turned: Float[Array, "B N W pieces 2 rows piece"]
-    queries: Float[Array, "B N parts 2 rows half"]
+    queries: Float[Array, "B N parts rows channels"]
     row_positions: Int[Array, "B N rows"]
     newest: Int[Array, "B"]
     tiers: Tiers
     layer: Int[Array, "1"]
+    group_starts: Int[Array, "groups block"] | None
     inv_freq: Float[Array, "pieces piece"]
     key_bias: Float[Array, "K 2 pieces piece"] | None
 
@@ -60,7 +61,7 @@ class Results(NamedTuple):
     totals: Float[Array, "B N splits rows"]
     mixed: Float[Array, "B N splits rows D"]
     received: Float[Array, "B N rows windows"]
-    block_peaks: Float[Array, "B N blocks rows"]
+    step_peaks: Float[Array, "B N steps rows"]
 
 
 def check(tiers: Tiers) -> None:
@@ -103,11 +104,12 @@ def tiered_decode_attention(
     groups = heads // kv_heads
     shape = Shape(kv_heads, head_dim, window, bits, ROWS, interpret)
     row_blocks = -(-tokens * groups // ROWS)
-    local_windows = -(-tiers.local.shape[2] // window)
     splits = Splits.of(
         0 if tiers.quantized is None else tiers.quantized.key_params.shape[2],
         0 if tiers.full is None else tiers.full.shape[2],
-        local_windows,
+        tiers.local.shape[2],
+        window,
+        shape.groups,
         copies=batch * kv_heads * row_blocks,
     )
 
@@ -126,11 +128,12 @@ def tiered_decode_attention(
     rows = _rows(q, kv_heads, row_blocks)
     refs = Refs(
         turned=_turn_back(rows, inv_freq, shape),
-        queries=_parts(_pad_last(rows, shape.half), kv_dtype),
+        queries=_parts(_pad_last(rows.reshape(*rows.shape[:3], head_dim), shape.channels), kv_dtype),
         row_positions=row_positions,
         newest=row_positions.max(axis=(1, 2)),
         tiers=tiers._replace(full_valid=None if tiers.full_valid is None else tiers.full_valid.astype(jnp.int32)),
         layer=jnp.reshape(layer, (1,)),
+        group_starts=None if shape.groups == 1 else _group_starts(shape),
         inv_freq=_pieces(inv_freq, shape),
         key_bias=None
         if key_bias is None
@@ -147,7 +150,7 @@ def tiered_decode_attention(
     quantized, full, local = (
         x / heads
         for x in masses(
-            splits, results.received[:, :, :used], results.block_peaks[..., :used], peak, inverse, counted[..., :used]
+            splits, results.received[:, :, :used], results.step_peaks[..., :used], peak, inverse, counted[..., :used]
         )
     )
     ring_windows = ring // window
@@ -169,12 +172,17 @@ def _rows(q: Float[Array, "B T H D"], kv_heads: int, row_blocks: int) -> Float[A
     return rows.reshape(batch, kv_heads * row_blocks, ROWS, 2, head_dim // 2)
 
 
-def _pad_last(x: Float[Array, "*n halfD"], size: int) -> Float[Array, "*n size"]:
+def _pad_last(x: Float[Array, "*n _"], size: int) -> Float[Array, "*n size"]:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
 
 
 def _pieces(x: Float[Array, "*n halfD"], shape: Shape) -> Float[Array, "*n pieces piece"]:
     return _pad_last(x, shape.pieces * shape.piece).reshape(*x.shape[:-1], shape.pieces, shape.piece)
+
+
+def _group_starts(shape: Shape) -> Int[Array, "groups block"]:
+    starts = jnp.arange(0, shape.window, shape.group, dtype=jnp.int32)
+    return jnp.broadcast_to(starts[:, None], (shape.groups, QUANTIZED_BLOCK))
 
 
 def _turn_back(
@@ -188,9 +196,8 @@ def _turn_back(
     return jnp.moveaxis(_pieces(turned.astype(jnp.float16), shape), -2, 3)
 
 
-def _parts(rows: Float[Array, "B N rows 2 half"], kv_dtype: str) -> Float[Array, "B N parts 2 rows half"]:
+def _parts(rows: Float[Array, "B N rows channels"], kv_dtype: str) -> Float[Array, "B N parts rows channels"]:
     """Queries in ``kv_dtype``; for bfloat16, whose eight bits are too few, as a sum of two."""
-    rows = jnp.swapaxes(rows, 2, 3)
     parts = [rows.astype(kv_dtype)]
     if kv_dtype == "bfloat16":
         # XLA may drop a cast there and back, but not this
@@ -210,7 +217,7 @@ def _call(refs: Refs, splits: Splits, shape: Shape, row_blocks: int, rows: int, 
         totals=array(splits.programs, ROWS),
         mixed=array(splits.programs, ROWS, shape.channels),
         received=array(ROWS, splits.windows),
-        block_peaks=array(splits.blocks, ROWS),
+        step_peaks=array(splits.steps, ROWS),
     )
     leaves, tree = jax.tree.flatten(refs)
 
@@ -238,8 +245,8 @@ def _kernel(
     place = Place(refs.layer[0], row, head)
     real_row = program % row_blocks * ROWS + triton.iota(ROWS) < rows  # rows that fill up are not written
 
-    def write_block(sums: online.Sums, received: Array, block: Array, window: Array) -> None:
-        results.block_peaks[row, program, block] = sums.peak
+    def write_step(sums: online.Sums, received: Array, step: Array, window: Array) -> None:
+        results.step_peaks[row, program, step] = sums.peak
         target = (row, program, slice(None), pl.ds(window, received.shape[1]))
         mask = jnp.broadcast_to(real_row[:, None], received.shape)
         triton.store(results.received, *target, value=received, mask=mask)
@@ -263,26 +270,23 @@ def _kernel(
             bias = refs.key_bias
             return refs.inv_freq[piece], None if bias is None else (bias[head, 0, piece], bias[head, 1, piece])
 
-        def body(block: Array, sums: online.Sums) -> online.Sums:
+        def body(step: Array, sums: online.Sums) -> online.Sums:
+            block, index = lax.div(step, jnp.int32(shape.groups)), lax.rem(step, jnp.int32(shape.groups))
+            group = Group(index, None if refs.group_starts is None else refs.group_starts[index])
             slot = block * QUANTIZED_BLOCK + triton.iota(QUANTIZED_BLOCK)
-
-            def take_in(group: Array | int, state: tuple) -> tuple:
-                return quantized_block(
-                    state[0],
-                    queries,
-                    QuantizedWindows(*windows),
-                    refs.tiers.quantized_starts,
-                    jnp.minimum(slot, slots - 1),
-                    slot < slots,
-                    place,
-                    angles,
-                    shape,
-                    group,
-                    state[1],
-                )
-
-            sums, received = online.by_groups(sums, shape.groups, take_in)
-            write_block(sums, received, block, block * QUANTIZED_BLOCK)
+            sums, received = quantized_block(
+                sums,
+                queries,
+                QuantizedWindows(*windows),
+                refs.tiers.quantized_starts,
+                jnp.minimum(slot, slots - 1),
+                slot < slots,
+                place,
+                angles,
+                shape,
+                group,
+            )
+            write_step(sums, received, step, step * QUANTIZED_BLOCK)
             return sums
 
         state = online.empty(ROWS, QUANTIZED_BLOCK, shape.channels)
@@ -290,66 +294,45 @@ def _kernel(
 
     def dense_windows() -> None:
         row_positions, newest = refs.row_positions[row, program], refs.newest[row]
-        parts = [(refs.queries[row, program, i, 0], refs.queries[row, program, i, 1]) for i in range(_count(kv_dtype))]
+        parts = [refs.queries[row, program, i] for i in range(refs.queries.shape[2])]
 
-        def full_block(block: Array, sums: online.Sums) -> online.Sums:
+        def take_in(
+            step: Array, sums: online.Sums, ref, index: tuple[Array, ...], seen: Array, attended: Array
+        ) -> online.Sums:
+            def load(first: Array, count: int) -> Array:
+                return triton.columns(ref, (place.layer, row, *index), first, count, shape.channels)
+
+            sums, received = dense_block(sums, parts, load, seen, attended, head, kv_dtype, shape)
+            window = splits.quantized * QUANTIZED_BLOCK + step * splits.dense_windows
+            write_step(sums, received, splits.quantized + step, window)
+            return sums
+
+        def full_step(step: Array, sums: online.Sums) -> online.Sums:
             ref, valid = refs.tiers.full, refs.tiers.full_valid
             assert ref is not None and valid is not None
-            slot = block * DENSE_BLOCK + triton.iota(DENSE_BLOCK)
-            slots = jnp.minimum(slot, ref.shape[2] - 1)
-            attended = (valid[row, slots] != 0) & (slot < ref.shape[2])
+            token = step * DENSE_BLOCK + triton.iota(DENSE_BLOCK)
+            slot, within = lax.div(token, jnp.int32(shape.window)), lax.rem(token, jnp.int32(shape.window))
+            exists, slot = slot < ref.shape[2], jnp.minimum(slot, ref.shape[2] - 1)
+            attended = (valid[row, slot] != 0) & exists
+            seen = jnp.broadcast_to(attended[None, :], (ROWS, DENSE_BLOCK))
+            return take_in(step, sums, ref, (slot, within), seen, attended)
 
-            def load(t: Array | int, first: Array, count: int, size: int) -> Array:
-                return _columns(ref, (place.layer, row, slots[:, None], t), first, count, size)
-
-            def seen(t: Array | int) -> tuple[Array, Array]:
-                return jnp.broadcast_to(attended[None, :], (ROWS, DENSE_BLOCK)), attended
-
-            sums, received = dense_block(sums, parts, load, seen, head, kv_dtype, shape)
-            window = splits.quantized * QUANTIZED_BLOCK + block * DENSE_BLOCK
-            write_block(sums, received, splits.quantized + block, window)
-            return sums
-
-        def local_block(block: Array, sums: online.Sums) -> online.Sums:
+        def local_step(step: Array, sums: online.Sums) -> online.Sums:
             ref = refs.tiers.local
-            index = (block - splits.full) * DENSE_BLOCK + triton.iota(DENSE_BLOCK)
-
-            def token(t: Array | int) -> tuple[Array, Array]:
-                place = index * shape.window + t
-                return jnp.minimum(place, ref.shape[2] - 1), place < ref.shape[2]
-
-            def load(t: Array | int, first: Array, count: int, size: int) -> Array:
-                return _columns(ref, (place.layer, row, token(t)[0][:, None]), first, count, size)
-
-            def seen(t: Array | int) -> tuple[Array, Array]:
-                slot, exists = token(t)
-                position = refs.tiers.local_positions[row, slot]
-                visible = (position[None, :] <= row_positions[:, None]) & exists[None, :]
-                return visible, (position <= newest) & exists
-
-            sums, received = dense_block(sums, parts, load, seen, head, kv_dtype, shape)
-            window = splits.quantized * QUANTIZED_BLOCK + block * DENSE_BLOCK
-            write_block(sums, received, splits.quantized + block, window)
-            return sums
+            token = (step - splits.full) * DENSE_BLOCK + triton.iota(DENSE_BLOCK)
+            exists, token = token < ref.shape[2], jnp.minimum(token, ref.shape[2] - 1)
+            position = refs.tiers.local_positions[row, token]
+            seen = (position[None, :] <= row_positions[:, None]) & exists[None, :]
+            return take_in(step, sums, ref, (token,), seen, (position <= newest) & exists)
 
         first, last = share(splits, split, quantized=False)
         state = online.empty(ROWS, DENSE_BLOCK, shape.channels)
         if splits.full:
-            state = lax.fori_loop(first, jnp.minimum(last, splits.full), full_block, state)
-        write(lax.fori_loop(jnp.maximum(first, splits.full), last, local_block, state))
+            state = lax.fori_loop(first, jnp.minimum(last, splits.full), full_step, state)
+        write(lax.fori_loop(jnp.maximum(first, splits.full), last, local_step, state))
 
     if splits.quantized:
         pl.when(split < splits.quantized_programs)(quantized_windows)
         pl.when(split >= splits.quantized_programs)(dense_windows)
     else:
         dense_windows()
-
-
-def _count(kv_dtype: str) -> int:
-    return 2 if kv_dtype == "bfloat16" else 1
-
-
-def _columns(ref, lead: tuple, first: Array, count: int, size: int) -> Array:
-    channel = triton.iota(size)
-    mask = None if count == size else jnp.broadcast_to(channel[None, :] < count, (DENSE_BLOCK, size))
-    return triton.load(ref, *lead, (first + channel)[None, :], mask=mask)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pallas_kernels.tiered_decode_attention.arg_specs import MODEL_SPECS
-from pallas_kernels.tiered_decode_attention.gpu_online import TOKENS
+from pallas_kernels.tiered_decode_attention.gpu_quantized import TOKENS
 
 pytestmark = [
     pytest.mark.gpu_compile,

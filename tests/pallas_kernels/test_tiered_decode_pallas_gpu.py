@@ -19,7 +19,7 @@ from pallas_kernels.quantized_windows import dequantize
 from pallas_kernels.tiered_decode_attention import arg_specs, base, gpu_triton, pallas_gpu
 from pallas_kernels.tiered_decode_attention.arg_specs import SPECS
 from pallas_kernels.tiered_decode_attention.gpu_angles import cos_sin
-from pallas_kernels.tiered_decode_attention.gpu_quantized import Place, Shape, code_words, token_codes
+from pallas_kernels.tiered_decode_attention.gpu_quantized import Group, Place, Shape, code_words, token_codes
 from tests.quick_compile import QUICK
 
 PRODUCT = 6 * (6 / 3) ** 0.5 * 2.0**-12  # a uniform error of at most e has a standard deviation of e / sqrt(3)
@@ -82,25 +82,45 @@ def test_mass(name):
     np.testing.assert_allclose(total, queries, rtol=1e-5, atol=1e-6)
 
 
+def select_bytes(low: np.ndarray, high: np.ndarray, selection: np.ndarray) -> np.ndarray:
+    """PTX ``prmt.b32``: each hexadecimal digit of the selection names one of eight bytes, or its sign."""
+    pool = np.stack([low >> 8 * i & 0xFF for i in range(4)] + [high >> 8 * i & 0xFF for i in range(4)])
+    found = np.zeros_like(low)
+    for i in range(4):
+        digit = selection >> 4 * i & 0xF
+        byte = np.take_along_axis(pool, (digit & 7)[None].astype(np.int64), axis=0)[0]
+        found |= np.where(digit & 8, (byte >> 7) * 0xFF, byte).astype(np.uint32) << 8 * i
+    return found
+
+
 def run_pairs(asm: str, *, args, constraints: str, pack: int, result_shape_dtypes) -> list:
-    """PTX of `gpu_triton.decode` on pairs of 16-bit words, in NumPy."""
-    assert pack == 2 and constraints.split(",") == ["=r"] + ["r"] * len(args)
+    """PTX of `gpu_triton.decode` and `bits_from` on pairs of words, in NumPy."""
+    assert pack == 2
     dtype = result_shape_dtypes[0].dtype
-    registers = {f"${i + 1}": np.ascontiguousarray(np.asarray(x)).view(np.uint32) for i, x in enumerate(args)}
+    operands = []
+    for x in args:
+        flat = np.ravel(np.asarray(x))
+        operands += [flat.view(np.uint32)] if flat.itemsize == 2 else [flat[0::2], flat[1::2]]
+    assert constraints.split(",") == ["=r"] + ["r"] * len(operands)
+    registers = {f"${i + 1}": x.astype(np.uint32) for i, x in enumerate(operands)}
 
     def read(operand: str):
-        return registers[operand] if operand in registers else np.uint32(int(operand, 0))
+        return registers[operand] if operand in registers else np.full_like(registers["$1"], int(operand, 0))
 
     def halves(operand: str):
-        return np.atleast_1d(read(operand)).view(dtype).astype(np.float32)
+        return read(operand).view(dtype).astype(np.float32)
 
-    for line in asm.strip("{} ").split(";")[1:-1]:
+    for line in asm.strip("{} ;").split(";"):
         name, target, *sources = line.replace(",", " ").split()
+        if name == ".reg":
+            continue
         if name == "mov.b32":
             registers[target] = read(sources[0])
         elif name in ("shl.b32", "shr.b32"):
             value, count = read(sources[0]), read(sources[1])
             registers[target] = value << count if name == "shl.b32" else value >> count
+        elif name == "prmt.b32":
+            registers[target] = select_bytes(*(read(x) for x in sources))
         elif name == "lop3.b32":
             a, b, c = (read(x) for x in sources[:3])
             table = int(sources[3], 0)
@@ -112,8 +132,7 @@ def run_pairs(asm: str, *, args, constraints: str, pack: int, result_shape_dtype
         else:
             assert name == {"float16": "fma.rn.f16x2", "bfloat16": "fma.rn.bf16x2"}[np.dtype(dtype).name]
             a, b, c = (halves(x) for x in sources)
-            a, b, c = np.broadcast_arrays(a, np.resize(b, a.shape), np.resize(c, a.shape))
-            registers[target] = np.ascontiguousarray((a * b + c).astype(dtype)).view(np.uint32)
+            registers[target] = (a * b + c).astype(dtype).view(np.uint32)
     return [jnp.asarray(registers["$0"].view(dtype).reshape(args[0].shape))]
 
 
@@ -128,7 +147,8 @@ def test_codes(bits, window, dtype, monkeypatch):
     for interpret in (True, False):
         shape = Shape(kv_heads=1, head_dim=8, window=window, bits=bits, rows=16, interpret=interpret)
         for t in range(window):
-            group, within = divmod(t, shape.group)
+            index, within = divmod(t, shape.group)
+            group = Group(jnp.int32(index), None if shape.groups == 1 else jnp.full(4, index * shape.group))
             words = code_words(packed, Place(0, 0, 0), jnp.arange(4), group, 0, 16, 16, shape)
             found = token_codes(words, within, dtype, shape)
             np.testing.assert_array_equal(np.float32(found), codes[:, t])
