@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles Triton kernels for GPUs that are not there, with the triton package (extra ``gpu-compile``).
 
-    python -m benchmarks.gpu_compile '{"bits": 2, "D": 128}' sm_80 sm_90
+    python -m benchmarks.gpu_compile tiered_decode_attention sm_90
 
-prints one JSON line with what each machine program takes. A process of its own: a failed compilation may take the
-process along. The compiler is Triton's own; XLA has a copy of it, of about the same age, with another assembler.
+prints what the machine program of each row of the kernel's table for real models takes, one JSON line a row. A process
+of its own: a failed compilation may take the process along. The compiler is Triton's own; XLA has a copy of it, of
+about the same age, with another assembler.
 """
 
 import io
@@ -14,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,9 @@ import jax
 from jax.experimental import pallas as pl
 
 from benchmarks.sass import Instruction, parse, quantized_loop
-from pallas_kernels.tiered_decode_attention import pallas_gpu
+from pallas_kernels.prefill_window_mass import arg_specs as mass_arg_specs
+from pallas_kernels.prefill_window_mass import pallas_gpu as mass_gpu
+from pallas_kernels.tiered_decode_attention import arg_specs, pallas_gpu
 from pallas_kernels.tiered_decode_attention.arg_specs import DecodeSpec, abstract_args, static_args
 
 _SHOWN = "The Triton module for pallas_call"
@@ -50,9 +53,9 @@ class Machine:
     stack: int
     shared: int
 
-    def loop(self, groups: int = 1) -> list[Instruction]:
-        """What runs for a block of quantized windows of so many groups of tokens. Only the decode kernel has it."""
-        return quantized_loop(self.instructions, self.labels, groups)
+    def loop(self) -> list[Instruction]:
+        """What runs for some tokens of each window of a block. Only the decode kernel has it."""
+        return quantized_loop(self.instructions, self.labels)
 
     @property
     def spills(self) -> int:
@@ -63,6 +66,25 @@ class Machine:
 def decode_module(spec: DecodeSpec) -> str:
     """The decode kernel as Triton's intermediate language."""
     return triton_module(partial(pallas_gpu.tiered_decode_attention, **static_args(spec)), abstract_args(spec))
+
+
+def decode_rows() -> Iterator[tuple[str, str, int]]:
+    """Name, module and stages of the decode kernel at the shapes of real models."""
+    for name, spec in arg_specs.MODEL_SPECS.items():
+        yield name, decode_module(spec), pallas_gpu.stages(spec.W, spec.D, spec.kv_dtype)
+
+
+def mass_rows() -> Iterator[tuple[str, str, int]]:
+    """The same of the kernel of window mass."""
+    for name, spec in mass_arg_specs.MODEL_SPECS.items():
+        function = partial(mass_gpu.prefill_window_mass, **mass_arg_specs.static_args(spec))
+        yield name, triton_module(function, mass_arg_specs.abstract_args(spec)), mass_gpu.STAGES
+
+
+KERNELS = {
+    "tiered_decode_attention": (decode_rows, pallas_gpu.WARPS),
+    "prefill_window_mass": (mass_rows, mass_gpu.WARPS),
+}
 
 
 def triton_module(function: Callable, arguments: tuple) -> str:
@@ -119,15 +141,11 @@ def _run(*command: object) -> str:
 
 
 if __name__ == "__main__":
-    shape = DecodeSpec(**json.loads(sys.argv[1]))
-    lowered = decode_module(shape)
-    found = {}
-    for name in sys.argv[2:]:
-        machine = compile_module(lowered, name, stages=pallas_gpu.stages(shape.W, shape.D, shape.kv_dtype))
-        found[name] = {
-            "registers": machine.registers,
-            "spills": machine.spills,
-            "shared": machine.shared,
-            "instructions": len(machine.instructions),
-        }
-    print(json.dumps(found))
+    rows, threads = KERNELS[sys.argv[1]]
+    machines: dict[str, Machine] = {}  # models of the same shape have the same module
+    for row, source, in_flight in rows():
+        machine = machines.get(source) or compile_module(source, sys.argv[2], threads, in_flight)
+        machines[source] = machine
+        usage = {"registers": machine.registers, "spills": machine.spills, "stack": machine.stack}
+        usage |= {"shared": machine.shared, "instructions": len(machine.instructions)}
+        print(json.dumps({"row": row, "device": sys.argv[2]} | usage), flush=True)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost of the decode attention kernel on an NVIDIA GPU without a GPU: the instructions of its machine program.
 
-Counted is the loop over blocks of quantized windows, as warp instructions per window and KV head: all warps of a
-program run it for each block. A chip issues one such instruction a cycle on each of the four parts of a
-multiprocessor, so the time in which it could stream the same window in bfloat16 is a number of instructions too: the
-break-even.
+Counted is the loop over quantized windows, as warp instructions per window and KV head: all warps of a program run it
+for each block of windows, and for windows of more than eight tokens once for every eight. A chip issues one such
+instruction a cycle on each of the four parts of a multiprocessor, so the time in which it could stream the same window
+in bfloat16 is a number of instructions too: the break-even.
 """
 
 from dataclasses import dataclass
@@ -48,8 +48,8 @@ def measure(device: str, spec: DecodeSpec) -> dict[str, Any]:
     """Instructions per window and KV head, registers, spills and shared memory of the kernel at a shape."""
     chip = CHIPS[device]
     machine = compile_module(decode_module(spec), device, stages=stages(spec.W, spec.D, spec.kv_dtype))
-    each = WARPS / QUANTIZED_BLOCK
-    body = machine.loop(max(1, spec.W // TOKENS))
+    each = max(1, spec.W // TOKENS) * WARPS / QUANTIZED_BLOCK
+    body = machine.loop()
     kinds, quarter = count(body)
     break_even = chip.issue_rate / (chip.bandwidth / dense_bytes(spec))
     return {

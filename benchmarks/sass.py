@@ -66,27 +66,18 @@ def loops(instructions: list[Instruction], labels: dict[str, int]) -> list[tuple
     return found
 
 
-def quantized_loop(instructions: list[Instruction], labels: dict[str, int], groups: int = 1) -> list[Instruction]:
-    """What runs for one block of windows: the loop of the decode kernel that unpacks codes.
-
-    It is the one with most arithmetic on pairs of 16-bit floats. Where ``groups`` of tokens are taken in one after the
-    other it lies in the loop over blocks, and that is given, with the inner one as often as it runs.
+def quantized_loop(instructions: list[Instruction], labels: dict[str, int]) -> list[Instruction]:
+    """The loop of the decode kernel that unpacks codes: the one with most arithmetic on pairs of 16-bit floats.
 
     Raises:
-        ValueError: no loop has any such arithmetic, or none lies around it.
+        ValueError: no loop has any such arithmetic.
     """
     spans = loops(instructions, labels)
-    inner = max(spans, key=lambda span: _pairs(instructions[span[0] : span[1] + 1]), default=(0, -1))
-    body = instructions[inner[0] : inner[1] + 1]
+    first, last = max(spans, key=lambda span: _pairs(instructions[span[0] : span[1] + 1]), default=(0, -1))
+    body = instructions[first : last + 1]
     if not _pairs(body):
         raise ValueError("the program has no loop over quantized windows")
-    if groups == 1:
-        return body
-    around = [span for span in spans if span[0] <= inner[0] and inner[1] < span[1]]
-    if not around:
-        raise ValueError("the loop over groups of tokens lies in no loop over quantized windows")
-    first, last = max(around)
-    return instructions[first : last + 1] + body * (groups - 1)
+    return body
 
 
 def _pairs(body: Iterable[Instruction]) -> int:

@@ -47,12 +47,3 @@ def test_classes():
 def test_a_program_without_such_a_loop_is_an_error():
     with pytest.raises(ValueError, match="quantized windows"):
         quantized_loop(*parse(PROGRAM.replace("HFMA2", "FFMA")))
-
-
-def test_a_loop_over_groups_counts_as_often_as_it_runs():
-    """Around the loop of eight instructions lies one from the load on."""
-    nested = PROGRAM.replace("EXIT ;", "BRA `(.L_x_0) ;")
-    assert len(quantized_loop(*parse(nested))) == 8
-    assert len(quantized_loop(*parse(nested), groups=3)) == 12 + 2 * 8
-    with pytest.raises(ValueError, match="lies in no loop"):
-        quantized_loop(*parse(PROGRAM), groups=3)
