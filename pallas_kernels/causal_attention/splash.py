@@ -54,14 +54,14 @@ def causal_attention(
 
     def attend(parts: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         q, k, v = parts
-        out, (lse,) = kernel(q, k[0], v[0])
+        # here rather than for all heads together, which XLA would keep a second time
+        out, (lse,) = kernel((q.astype(jnp.float32) * head_dim**-0.5).astype(q.dtype), k[0], v[0])
         return out.astype(v.dtype), lse
 
-    scaled = (q.astype(jnp.float32) * head_dim**-0.5).astype(q.dtype)
     together = max(1, _PARALLEL_BYTES // (4 * _LANES * padded * groups))
     out, lse = lax.map(
         attend,
-        (by_head(scaled, groups), by_head(k, 1), by_head(v, 1)),
+        (by_head(q, groups), by_head(k, 1), by_head(v, 1)),
         batch_size=max(n for n in range(1, batch * kv_heads + 1) if n <= together and batch * kv_heads % n == 0),
     )
     out = jnp.transpose(out.reshape(batch, heads, padded, head_dim), (0, 2, 1, 3))

@@ -6,6 +6,7 @@ Layers run under `lax.scan` with the whole cache in the carry: handed through as
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from pallas_kernels.rope import cos_sin, rotate
 from qevict_jax.attention import causal_attention
 from qevict_jax.models.config import ModelConfig
 from qevict_jax.models.rope_frequencies import inverse_frequencies
+from qevict_jax.models.token_chunks import over_tokens
 from qevict_jax.models.transformer import Block, Transformer
 from qevict_jax.policies import Policy, Prompt
 from qevict_jax.policies.full import merge_kv
@@ -64,18 +66,29 @@ def prefill(
     positions = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
     cos, sin = cos_sin(positions, transform.inv_freq)
 
-    def layer(carry: tuple, block: Block, index: Array) -> tuple:
-        x, cache = carry
+    def rotated(block: Block, _: Any, x: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
         q, k, v = block.attn.qkv(block.attn_norm(x))
-        q, k = rotate(q, cos, sin).astype(x.dtype), rotate(k, cos, sin).astype(x.dtype)
+        return rotate(q, cos, sin).astype(x.dtype), rotate(k, cos, sin).astype(x.dtype), v
+
+    def residual(block: Block, x: Array, out: Array) -> Array:
+        x = x + block.attn.out(out)
+        return x + block.mlp(block.mlp_norm(x))
+
+    blocks = _Blocks(model)
+    heads = program.config.heads, program.config.kv_heads, program.config.kv_heads
+
+    def layer(carry: tuple, index: Array) -> tuple:
+        x, cache = carry
+        block_at = partial(blocks, index)
+        empty = tuple(jnp.zeros((batch, size, count, program.config.head_dim), x.dtype) for count in heads)
+        q, k, v = over_tokens(block_at, rotated, empty, x, cos, sin)
         with jax.named_scope("attention"):
             out, lse = causal_attention(q, k, v, policy.plan.config.implementation)
         with jax.named_scope("admit"):
             cache = policy.admit(cache, index, Prompt(q, k, v, lse, length), transform)
-        x = x + block.attn.out(out)
-        return x + block.mlp(block.mlp_norm(x)), cache
+        return (over_tokens(block_at, residual, x, out), cache), None
 
-    x, cache = _scan_layers(model, layer, (model.lookup(tokens), policy.init(batch)))
+    (x, cache), _ = lax.scan(layer, (model.lookup(tokens), policy.init(batch)), jnp.arange(program.config.layers))
     last = jnp.take_along_axis(x, jnp.maximum(length - 1, 0)[:, None, None], axis=1)[:, 0]
     return model.logits(last), policy.admitted(cache, length)
 
@@ -169,6 +182,20 @@ def all_logits(
         return x + block.mlp(block.mlp_norm(x))
 
     return model.logits(_scan_layers(model, layer, model.lookup(tokens)))
+
+
+class _Blocks:
+    """The blocks one by one, for a loop within the loop over layers."""
+
+    def __init__(self, model: Transformer):
+        self.graph, self.stacked = nnx.split(model.blocks)
+
+    def __call__(self, index: Int[Array, ""], turn: Int[Array, ""] | None) -> Block:
+        """Block ``index``, read anew in each turn of the inner loop, or outside of any."""
+        if turn is not None:
+            # XLA would take what does not change out of the loop, and keep a layer's weights a second time
+            index, _ = lax.optimization_barrier((index, turn))
+        return nnx.merge(self.graph, jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, 0, False), self.stacked))
 
 
 def _scan_layers(model: Transformer, layer: Any, carry: Any, emits: bool = False) -> Any:
