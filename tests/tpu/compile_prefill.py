@@ -10,6 +10,7 @@ A process of its own: libtpu keeps what it once started, and a failed compilatio
 import json
 import re
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,14 @@ _KERNEL = re.compile(r'custom_call_target="tpu_custom_call"')
 
 
 def measure(
-    model: str, topology: str, part: str, size: int, batch: int = 1, queries: int = 32, **cache: Any
+    model: str,
+    topology: str,
+    part: str,
+    size: int,
+    batch: int = 1,
+    queries: int = 32,
+    layers: int | None = None,
+    **cache: Any,
 ) -> dict[str, Any]:
     """Compiles a part of the prompt pass for one chip.
 
@@ -42,9 +50,11 @@ def measure(
         size: S, tokens of the prompt.
         batch: B.
         queries: N of "mass".
+        layers: another number of layers than the model's.
         **cache: changes to the tuned preset for "program"; "implementation" counts for every part.
     """
     config = SHAPES[model]
+    config = replace(config, layers=layers or config.layers)
     chip = SingleDeviceSharding(topologies.get_topology_desc(topology, platform="tpu").devices[0])
 
     def array(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
