@@ -4,22 +4,27 @@
 
 While a leaf is built, the host holds that leaf and a few source tensors of it; all finished leaves are on
 the device. On a CPU, where host and device are the same memory, the peak stays below the weights plus one
-stacked leaf.
+stacked leaf. On a mesh every device is given its own parts of every tensor, and no whole one exists anywhere.
 """
 
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from qevict_jax.mesh import DeviceMesh
 from qevict_jax.models import key_map
 from qevict_jax.models.config import DTYPES, ModelConfig
+from qevict_jax.models.partition import leaf_spec, padded_shape, source_spec
 from qevict_jax.types import QEvictError
 
 WEIGHTS = "weights"
@@ -47,17 +52,20 @@ def read_config(path: str | Path) -> ModelConfig:
     return replace(config, checkpoint=str(path))
 
 
-def load_params(path: str | Path, config: ModelConfig, dtype: str | None = None) -> dict:
-    """Loads the weights of a converted checkpoint onto the default device.
+def load_params(
+    path: str | Path, config: ModelConfig, dtype: str | None = None, mesh: DeviceMesh | None = None
+) -> dict:
+    """Loads the weights of a converted checkpoint onto the default device, or onto a mesh.
 
     Args:
         path: directory written by `python -m convert`.
         config: what `read_config(path)` returned.
         dtype: "float32", "bfloat16" or "float16"; None keeps the dtype of the checkpoint.
+        mesh: where they go, as `partition` says.
 
     Returns:
         Nested dictionary of arrays as `key_map.ROWS` lays it out: projections as [in, out], everything under
-        "blocks" with a leading layer axis L.
+        "blocks" with a leading layer axis L. On a mesh token ids are padded with zeros to go evenly.
 
     Raises:
         QEvictError: the checkpoint lacks a tensor, holds one of another shape, or cannot be read.
@@ -71,7 +79,10 @@ def load_params(path: str | Path, config: ModelConfig, dtype: str | None = None)
         node = tree
         for part in row.path[:-1]:
             node = node.setdefault(part, {})
-        leaf = jax.device_put(_read_leaf(weights, row, config, target))
+        if mesh is None:
+            leaf = jax.device_put(_read_leaf(weights, row, config, target))
+        else:
+            leaf = _read_sharded_leaf(weights, row, config, target, mesh)
         # Without waiting, the host copies of all leaves could be alive at once.
         node[row.path[-1]] = leaf.block_until_ready()
     return tree
@@ -105,7 +116,9 @@ def _check(row: key_map.Row, config: ModelConfig, stored: dict, path: str | Path
 
 def _read_leaf(weights: Path, row: key_map.Row, config: ModelConfig, dtype: np.dtype) -> np.ndarray:
     leaf = _empty(row.leaf_shape(config), dtype)
-    for layer, source in _read(weights, row.names(config), row.shape(config), config):
+    # Orbax asks for an array to learn shape and dtype; this one takes no memory.
+    like = np.broadcast_to(np.zeros((), numpy_dtype(config.dtype)), row.shape(config))
+    for layer, source in _read(weights, row.names(config), like):
         target = leaf[layer] if row.per_layer else leaf
         if row.transpose:
             _copy_transposed(target, source)
@@ -129,16 +142,37 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def _read(
-    weights: Path, names: list[str], shape: tuple[int, ...], config: ModelConfig
-) -> Iterator[tuple[int, np.ndarray]]:
+def _read_sharded_leaf(
+    weights: Path, row: key_map.Row, config: ModelConfig, dtype: np.dtype, mesh: DeviceMesh
+) -> jax.Array:
+    spec, sharding = source_spec(row), mesh.sharding(leaf_spec(row))
+    like = jax.ShapeDtypeStruct(
+        padded_shape(row.shape(config), spec, mesh), numpy_dtype(config.dtype), sharding=mesh.sharding(spec)
+    )
+    tensors = _read(weights, row.names(config), like)
+
+    def part(tensor: jax.Array) -> jax.Array:
+        return (tensor.T if row.transpose else tensor).astype(dtype)
+
+    if not row.per_layer:
+        ((_, tensor),) = tensors
+        return jax.jit(part, out_shardings=sharding)(tensor)
+    shape = padded_shape(row.leaf_shape(config), leaf_spec(row), mesh)
+    leaf = jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)()
+    write = jax.jit(
+        lambda leaf, tensor, layer: leaf.at[layer].set(part(tensor)), out_shardings=sharding, donate_argnums=0
+    )
+    for layer, tensor in tensors:
+        leaf = write(leaf, tensor, layer)
+    return leaf
+
+
+def _read(weights: Path, names: list[str], like: np.ndarray | jax.ShapeDtypeStruct) -> Iterator[tuple[int, Any]]:
     """Yields (index of the name, tensor), holding about `_READ_BYTES` or one tensor at a time."""
-    dtype = numpy_dtype(config.dtype)
-    # Orbax asks for an array to learn shape and dtype; this one takes no memory.
-    like = np.broadcast_to(np.zeros((), dtype), shape)
-    together = max(1, _READ_BYTES // (math.prod(shape) * dtype.itemsize))
+    together = max(1, _READ_BYTES // (math.prod(like.shape) * like.dtype.itemsize))
     context = ocp.Context()
     context.pytree.loading.partial_load = True
+    context.array.loading.enable_padding_and_truncation = isinstance(like, jax.ShapeDtypeStruct)
     for start in range(0, len(names), together):
         batch = names[start : start + together]
         try:

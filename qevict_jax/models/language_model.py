@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from qevict_jax.mesh import DeviceMesh, MeshShape
 from qevict_jax.models.checkpoint import load_params, read_config
 from qevict_jax.models.config import ModelConfig
-from qevict_jax.models.partition import local_config, spread_params
+from qevict_jax.models.partition import local_config, param_specs, spread_params
 from qevict_jax.models.steps import Program, all_logits, to_state
 from qevict_jax.models.tokenizer import Tokenizer
 
@@ -51,7 +52,9 @@ class LanguageModel:
     ) -> Float[Array, "B S V"]:
         """Next-token logits at every position, from a plain causal pass without a cache; float32."""
         tokens = jnp.asarray(tokens, jnp.int32)
-        return _all_logits(self.program, self.params, tokens, positions)
+        if positions is None:
+            positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        return _all_logits(self.program, self.mesh, self.params, tokens, jnp.asarray(positions))
 
     def on(self, mesh: MeshShape, devices: Sequence[Any] | None = None) -> "LanguageModel":
         """This model on a mesh, for one that is in memory already; `load_model` puts a checkpoint there directly.
@@ -59,27 +62,44 @@ class LanguageModel:
         Raises:
             QEvictError: there are too few devices, or the model does not go evenly onto them.
         """
-        placed = DeviceMesh.make(mesh, self.config.kv_heads, devices)
-        program = Program.of(local_config(self.config, placed), placed.split.axes)
+        placed, program = _on_mesh(self.config, mesh, devices)
         return replace(self, program=program, params=spread_params(self.params, placed), mesh=placed)
 
 
-_all_logits = partial(jax.jit, static_argnames="program")(all_logits)
+@partial(jax.jit, static_argnums=(0, 1))
+def _all_logits(program: Program, mesh: DeviceMesh | None, params: nnx.State, tokens: Array, positions: Array) -> Array:
+    local = partial(all_logits, program)
+    if mesh is not None:
+        specs = (param_specs(params), P(), P())
+        local = jax.shard_map(local, mesh=mesh.mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    return local(params, tokens, positions)
 
 
-def load_model(path: str | Path, dtype: str | None = None) -> LanguageModel:
+def load_model(path: str | Path, dtype: str | None = None, *, mesh: str | MeshShape | None = None) -> LanguageModel:
     """Loads what ``qevict convert`` wrote.
 
     Args:
         path: a converted checkpoint.
         dtype: "float32", "bfloat16" or "float16"; default float32 on a CPU, where 16-bit products are about ten times
             slower, and the dtype of the checkpoint elsewhere.
+        mesh: devices to spread the model and what it decodes over, e.g. "data=2,model=4"; default one device.
 
     Raises:
-        QEvictError: if the path is not a checkpoint of this library, or is damaged.
+        QEvictError: if the path is not a checkpoint of this library, or is damaged; if there is no such mesh, or the
+            model does not go evenly onto it.
     """
     config = read_config(path)
     if dtype is None and jax.default_backend() == "cpu":
         dtype = "float32"
-    params = to_state(load_params(path, config, dtype))
-    return LanguageModel(config, Program.of(config), params, Tokenizer.load(path))
+    tokenizer = Tokenizer.load(path)
+    if mesh is None:
+        return LanguageModel(config, Program.of(config), to_state(load_params(path, config, dtype)), tokenizer)
+    shape = MeshShape.parse(mesh) if isinstance(mesh, str) else mesh
+    placed, program = _on_mesh(config, shape, None)
+    return LanguageModel(config, program, to_state(load_params(path, config, dtype, placed)), tokenizer, placed)
+
+
+def _on_mesh(config: ModelConfig, shape: MeshShape, devices: Sequence[Any] | None) -> tuple[DeviceMesh, Program]:
+    """A mesh, and the program of one of its devices."""
+    mesh = DeviceMesh.make(shape, config.kv_heads, devices)
+    return mesh, Program.of(local_config(config, mesh), mesh.split.axes)

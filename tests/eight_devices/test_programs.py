@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices that share rows, heads or both draw what one device draws, and know what one device knows."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -14,16 +16,15 @@ CACHES = {
     "paper": CacheConfig.paper(budget=0.6, kv_dtype="float32", recent=8, quant_fraction=0.4),
     "full": CacheConfig.full("float32"),
     "snapkv": CacheConfig(policy="snapkv", budget=0.5, kv_dtype="float32", policy_options="window=8"),
+    "h2o": CacheConfig(policy="h2o", budget=0.5, kv_dtype="float32"),
+    "streaming_llm": CacheConfig(policy="streaming_llm", budget=0.5, kv_dtype="float32"),
+    "kivi": CacheConfig(policy="kivi", kv_dtype="float32", policy_options="residual=16,group_size=8"),
 }
-CASES = [
-    ("tuned", "data=2,model=4"),
-    pytest.param("tuned", "model=8", marks=pytest.mark.slow),
-    pytest.param("tuned", "data=8", marks=pytest.mark.slow),
-    pytest.param("paper", "model=8", marks=pytest.mark.slow),
-    pytest.param("full", "data=2,model=2", marks=pytest.mark.slow),
-    ("snapkv", "model=8"),
-]
-
+CACHES |= {ranking: replace(CACHES["tuned"], ranking=ranking) for ranking in ("decay", "p_norm", "key_norm")}
+ALWAYS = [("tuned", "data=2,model=4"), ("snapkv", "model=8")]
+SLOW = [("tuned", "data=8"), ("full", "data=2,model=2"), ("paper", "data=2,model=2")]
+SLOW += [(name, "model=8") for name in CACHES if name not in ("full", "snapkv")]
+CASES = [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 # Sums in another order: of a few hundred terms of size 1 each may lose half a unit in the last place. No code lies so
 # close to the middle between two that it is rounded otherwise.
@@ -33,7 +34,7 @@ TOLERANCE = 128 * np.finfo(np.float32).eps / 2
 @pytest.mark.parametrize(("name", "mesh"), CASES)
 def test_tokens_scores_and_bytes(name, mesh):
     config = CACHES[name]
-    alike = config if name == "full" else cache_of_one_device(config, mesh)
+    alike = config if name in ("full", "kivi") else cache_of_one_device(config, mesh)
     one, many = finished(model_on(""), alike), finished(model_on(mesh), config)
     for slot in range(8):
         expected, found = one.row(slot), many.row(slot)
