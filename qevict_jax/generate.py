@@ -185,8 +185,10 @@ class stream:
         """The `Tier` of every position, from the first piece on; heads is K, or 1 if the heads of a layer share it.
 
         Raises:
-            QEvictError: before the first piece.
+            QEvictError: before the first piece, or on a mesh, where each device has tiers of its own heads.
         """
+        if self._batch.engine.compiled.decoder.mesh is not None:
+            raise QEvictError("placement is that of one device, and this model is on a mesh")
         if self._batch.engine.free:
             raise QEvictError("nothing has been generated yet: the cache has no tiers before the first piece")
         return np.asarray(self._placement(self._batch.engine.cache))[:, 0]

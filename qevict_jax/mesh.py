@@ -20,6 +20,8 @@ from jax.sharding import PartitionSpec as P
 from qevict_jax.head_split import HeadSplit
 from qevict_jax.types import QEvictError
 
+_PROCESS = re.compile(r"(?P<coordinator>\S+:\d+),(?P<count>\d+),(?P<index>\d+)")
+
 DATA, KV, GROUP = "data", "model", "group"
 MODEL = (KV, GROUP)  # together what a user calls model
 
@@ -82,6 +84,8 @@ class DeviceMesh:
         count = shape.data * shape.model
         if count > len(devices):
             raise QEvictError(f"mesh {shape} needs {count} devices and there are {len(devices)}")
+        if count < len(devices) and jax.process_count() > 1:
+            raise QEvictError(f"mesh {shape} takes {count} of the {len(devices)} devices of these processes; take all")
         if kv_heads % shape.model and shape.model % kv_heads:
             raise QEvictError(
                 f"mesh {shape}: {kv_heads} KV heads do not go evenly onto model={shape.model}; it must be a divisor "
@@ -127,6 +131,32 @@ class DeviceMesh:
         if not x.is_fully_addressable:
             x = jax.jit(_same, out_shardings=self.sharding(P()))(x)
         return np.asarray(x)
+
+
+def join_processes(text: str) -> int:
+    """Makes this process one of several that run the same program on the devices of all; call it before all else.
+
+    Args:
+        text: "auto" where the machines know of each other (TPU slices, Slurm, Open MPI, Kubernetes), or
+            "HOST:PORT,COUNT,INDEX": where process 0 listens, how many there are, which of them this is.
+
+    Returns:
+        Which of the processes this is.
+
+    Raises:
+        QEvictError: the text is neither, or there is nothing that the machines know.
+    """
+    match = _PROCESS.fullmatch(text)
+    if match is None and text != "auto":
+        raise QEvictError(f"distributed {text!r}: give auto, or HOST:PORT,COUNT,INDEX, e.g. 10.0.0.1:1234,4,0")
+    try:
+        if match is None:
+            jax.distributed.initialize()
+        else:
+            jax.distributed.initialize(match["coordinator"], int(match["count"]), int(match["index"]))
+    except (RuntimeError, ValueError) as error:
+        raise QEvictError(f"distributed {text!r}: {error}") from None
+    return jax.process_index()
 
 
 def _same(x: jax.Array) -> jax.Array:

@@ -62,7 +62,9 @@ class Session:
     @property
     def length(self) -> int:
         """Tokens of the conversation."""
-        return len(self._pending) + (0 if self._cache is None else int(self._cache.length[0]))
+        return len(self._pending) + (
+            0 if self._cache is None else int(self._cache.length.ravel()[0])
+        )  # on a mesh every device has it
 
     def send(self, text: str, *, max_new_tokens: int = 512, stop: Sequence[str] = ()) -> Iterator[str]:
         """Says something and yields the reply as it comes; `result` is there after the last piece.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qevict_jax.cli.options import cache_options, sampling_options
+from qevict_jax.cli.options import MeshOption, cache_options, sampling_options
 from qevict_jax.cli.report import size, summary
 from qevict_jax.config import CacheConfig
 from qevict_jax.sampling import Sampling
@@ -28,6 +28,7 @@ def run(
     dtype: Annotated[
         str | None, typer.Option(help="Compute in float32, bfloat16 or float16; default float32 on a CPU.")
     ] = None,
+    mesh: MeshOption = None,
     *,
     cache: CacheConfig,
     sampling: Sampling,
@@ -38,7 +39,8 @@ def run(
     from qevict_jax.models import load_model
     from qevict_jax.session import Session
 
-    session = Session(load_model(model, dtype), cache=cache, sampling=sampling, max_context=max_context, system=system)
+    loaded = load_model(model, dtype, mesh=mesh)
+    session = Session(loaded, cache=cache, sampling=sampling, max_context=max_context, system=system)
     typer.echo(
         f"[{size(session.plan.kv_bytes)} for {max_context:,} tokens, {session.plan.ratio:.1%} of the full cache; "
         "/exit or end of input ends]",

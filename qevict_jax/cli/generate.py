@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from qevict_jax.cli.options import cache_options, sampling_options
+from qevict_jax.cli.options import MeshOption, cache_options, sampling_options
 from qevict_jax.cli.prompts import QuestionAware, read_prompt
 from qevict_jax.cli.report import summary
 from qevict_jax.cli.watch import check_watch, watch
@@ -39,6 +39,14 @@ def run(
     dtype: Annotated[
         str | None, typer.Option(help="Compute in float32, bfloat16 or float16; default float32 on a CPU.")
     ] = None,
+    mesh: MeshOption = None,
+    distributed: Annotated[
+        str | None,
+        typer.Option(
+            help="This is one of several processes with the same command: 'auto', or HOST:PORT,COUNT,INDEX.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on the last line.")] = False,
     log_probs: Annotated[bool, typer.Option("--log-probs", help="Log-probabilities in the JSON.")] = False,
     live: Annotated[
@@ -59,10 +67,16 @@ def run(
     text, question = read_prompt(prompt, prompt_file, question)
     if question is None and not question_aware:
         raise QEvictError("--question-agnostic needs a text and a --question about it")
+    if distributed is not None and mesh is None:
+        raise QEvictError("--distributed does nothing without --mesh")
+    if live and mesh is not None:
+        raise QEvictError("--watch shows the tiers of one device; leave --mesh out")
     from qevict_jax.generate import stream
+    from qevict_jax.mesh import join_processes
     from qevict_jax.models import load_model
 
-    loaded = load_model(model, dtype)
+    speaks = distributed is None or join_processes(distributed) == 0
+    loaded = load_model(model, dtype, mesh=mesh)
     shown = check_watch(watch_layer, loaded.config.layers) if live else None
     if chat is None:
         chat = loaded.tokenizer is not None and loaded.tokenizer.has_chat_template
@@ -79,9 +93,12 @@ def run(
         question_aware=question_aware,
     )
     for piece in pieces if shown is None else [watch(pieces, shown)]:
-        typer.echo(piece, nl=False)
-    typer.echo()
+        if speaks:
+            typer.echo(piece, nl=False)
     assert pieces.result is not None
+    if not speaks:
+        return
+    typer.echo()
     typer.echo(summary(pieces.result), err=True)
     if as_json:
         typer.echo(json.dumps(asdict(pieces.result)))

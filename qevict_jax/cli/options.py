@@ -19,6 +19,14 @@ from qevict_jax.policies import policy_options
 from qevict_jax.sampling import Sampling
 from qevict_jax.types import QEvictError
 
+MeshOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        help="Devices to spread rows and the model over, e.g. data=2,model=4; default one device.",
+        show_default=False,
+    ),
+]
 PRESETS = {"tuned": CacheConfig.tuned, "paper": CacheConfig.paper}
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from qevict_jax.cli.options import cache_options
+from qevict_jax.cli.options import MeshOption, cache_options
 from qevict_jax.cli.report import size
 from qevict_jax.config import CacheConfig
 from qevict_jax.types import QEvictError
@@ -35,6 +35,7 @@ def run(
     dtype: Annotated[
         str | None, typer.Option(help="Compute in float32, bfloat16 or float16; default float32 on a CPU.")
     ] = None,
+    mesh: MeshOption = None,
     *,
     cache: CacheConfig,
 ) -> None:
@@ -46,7 +47,7 @@ def run(
     from qevict_jax.server import make_server
 
     server = make_server(
-        load_model(model, dtype),
+        load_model(model, dtype, mesh=mesh),
         name or model.resolve().name,
         cache,
         host=host,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -51,10 +50,9 @@ class LanguageModel:
         self, tokens: Int[Array, "B S"] | np.ndarray, positions: Int[Array, "S"] | np.ndarray | None = None
     ) -> Float[Array, "B S V"]:
         """Next-token logits at every position, from a plain causal pass without a cache; float32."""
-        tokens = jnp.asarray(tokens, jnp.int32)
-        if positions is None:
-            positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        return _all_logits(self.program, self.mesh, self.params, tokens, jnp.asarray(positions))
+        tokens = np.asarray(tokens, np.int32)
+        positions = np.arange(tokens.shape[1], dtype=np.int32) if positions is None else np.asarray(positions)
+        return _all_logits(self.program, self.mesh, self.params, tokens, positions)
 
     def on(self, mesh: MeshShape, devices: Sequence[Any] | None = None) -> "LanguageModel":
         """This model on a mesh, for one that is in memory already; `load_model` puts a checkpoint there directly.

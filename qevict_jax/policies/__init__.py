@@ -149,4 +149,7 @@ def plan_part(shape: KVShape, config: CacheConfig, total_len: int, slot_multiple
     try:
         return plan_cache(shape, config, total_len, slot_multiple=slot_multiple)
     except BudgetError as error:
-        raise error if devices == 1 else BudgetError(f"on each of the {devices} devices of a row, {error}") from None
+        if devices == 1:
+            raise
+        where = f"on each of the {devices} devices of a row"
+        raise BudgetError(f"{where}, {error}; a budget in bytes is shared out over them") from None
