@@ -19,6 +19,14 @@ _ELEMENT_TYPES = {
     "float32": "f32",
 }
 _RESULT = re.compile(r"%(\S+) = (\w+\[[\d,]*\])(\S*) (copy|transpose|convert|select)\(")
+_COLLECTIVE = re.compile(
+    r"^ *(?:ROOT )?%\S+ = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast)"
+    r"(?:-start)?\((.*)$",
+    re.MULTILINE,
+)
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$\n((?:^[^}\n].*\n)*)^\}", re.MULTILINE)
+_CALLED = re.compile(r"(body|calls|to_apply|condition)=%([\w.-]+)")
+_GROUP = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\])")
 _VMEM = "S(1)"  # memory space in a layout: moving a small array into VMEM is prefetching, not a copy in HBM
 
 
@@ -62,3 +70,31 @@ def fills_lanes(array: Any) -> bool:
 def unaligned_bytes(arrays: list[Any]) -> int:
     """Bytes of two forms of each array whose rows do not fill lanes, with what fills them."""
     return sum(2 * nbytes(x) * (-(-x.shape[-1] // 128) * 128) // x.shape[-1] for x in arrays if not fills_lanes(x))
+
+
+def collectives(hlo: str) -> list[dict[str, Any]]:
+    """Every operation between devices, in the order of the program's text.
+
+    Each with its ``kind``; ``types`` of its results; how many devices take part, ``over``; and in how many loops it
+    stands, ``loops``.
+    """
+    computations = {match[1]: match[2] for match in _COMPUTATION.finditer(hlo)}
+    parents = {
+        called: (name, keyword == "body")
+        for name, text in computations.items()
+        for keyword, called in _CALLED.findall(text)
+    }
+
+    def loops(name: str) -> int:
+        parent, is_body = parents.get(name, (None, False))
+        return 0 if parent is None else loops(parent) + is_body
+
+    found = []
+    for name, text in computations.items():
+        for types, kind, rest in _COLLECTIVE.findall(text):
+            groups = _GROUP.search(rest)
+            assert groups is not None, rest
+            over = int(groups[2]) if groups[2] else groups[1].count(",") + 1
+            shapes = re.findall(r"\w+\[[\d,]*\]", types)
+            found.append({"kind": kind, "types": shapes, "over": over, "loops": loops(name)})
+    return found
