@@ -19,11 +19,8 @@ _ELEMENT_TYPES = {
     "float32": "f32",
 }
 _RESULT = re.compile(r"%(\S+) = (\w+\[[\d,]*\])(\S*) (copy|transpose|convert|select)\(")
-_COLLECTIVE = re.compile(
-    r"^ *(?:ROOT )?%\S+ = (.+?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast)"
-    r"(?:-start)?\((.*)$",
-    re.MULTILINE,
-)
+_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
+_COLLECTIVE = re.compile(rf"^ *(?:ROOT )?%\S+ = (.+?) ({_KINDS})(?:-start)?\((.*)$", re.MULTILINE)
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\{$\n((?:^[^}\n].*\n)*)^\}", re.MULTILINE)
 _CALLED = re.compile(r"(body|calls|to_apply|condition)=%([\w.-]+)")
 _GROUP = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\])")
