@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attention over a tiered cache: picks the implementation."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,25 +34,15 @@ def tiered_decode_attention(
     Raises:
         ValueError: a named implementation does not take these shapes, or is not known.
     """
-    checked = {name: static[name] for name in ("kv_heads", "window", "bits", "kv_dtype")}
-    on_tpu = _refusal(partial(pallas_tpu.check, q, tiers, **checked)) or partial(
-        pallas_tpu.tiered_decode_attention, **static
-    )
+    sizes = {name: static[name] for name in ("kv_heads", "window", "bits", "kv_dtype")}
+    not_on_tpu = pallas_tpu.unsupported(q, tiers, **sizes)
+    on_tpu = partial(pallas_tpu.tiered_decode_attention, **static)
     return dispatch(
         implementation,
         (q, q_positions, q_valid, tiers, layer, inv_freq, key_bias),
         cpu=partial(base.tiered_decode_attention, **static, serial=True),
         xla=partial(base.tiered_decode_attention, **static, serial=False),
-        tpu=on_tpu,
-        gpu=_refusal(partial(pallas_gpu.check, tiers)) or partial(pallas_gpu.tiered_decode_attention, **static),
-        interpret=on_tpu if isinstance(on_tpu, str) else partial(on_tpu, interpret=True),
+        tpu=not_on_tpu or on_tpu,
+        gpu=pallas_gpu.unsupported(tiers) or partial(pallas_gpu.tiered_decode_attention, **static),
+        interpret=not_on_tpu or partial(on_tpu, interpret=True),
     )
-
-
-def _refusal(check: Callable[[], None]) -> str | None:
-    """The reason why a kernel does not take a shape."""
-    try:
-        check()
-    except ValueError as error:
-        return str(error)
-    return None

@@ -43,7 +43,7 @@ def stages(window: int, head_dim: int, kv_dtype: str) -> int:
 class Refs(NamedTuple):
     """Inputs of the kernel; N is KV heads times blocks of query rows, head first."""
 
-    turned: Float[Array, "B N W pieces 2 rows piece"]
+    turned: Float[Array, "B N group pieces 2 rows piece"]
     queries: Float[Array, "B N parts rows channels"]
     row_positions: Int[Array, "B N rows"]
     newest: Int[Array, "B"]
@@ -64,15 +64,15 @@ class Results(NamedTuple):
     step_peaks: Float[Array, "B N steps rows"]
 
 
-def check(tiers: Tiers) -> None:
-    """Refuses what the kernel cannot address.
+def unsupported(tiers: Tiers) -> str | None:
+    """Why the kernel cannot address these arrays, or None.
 
-    Raises:
-        ValueError: a stack of 2**31 to 2**32 bytes in uint8, of which Triton would compute offsets in 32 bits.
+    Triton computes offsets in 32 bits into an array of at most 2**32 bytes, which of 2**31 elements or more is too few.
     """
     for stack in jax.tree.leaves((tiers.local, tiers.full, tiers.quantized)):
         if stack.size >= 1 << 31 and stack.size * stack.dtype.itemsize <= 1 << 32:
-            raise ValueError(f"a stack {stack.shape} of {stack.dtype} has too many elements for 32-bit offsets")
+            return f"a stack {stack.shape} of {stack.dtype} has too many elements for 32-bit offsets"
+    return None
 
 
 def tiered_decode_attention(
@@ -97,9 +97,10 @@ def tiered_decode_attention(
     must stay below 46,000 in magnitude, so that a turned key fits float16.
 
     Raises:
-        ValueError: a shape that `check` refuses.
+        ValueError: `unsupported` says why.
     """
-    check(tiers)
+    if reason := unsupported(tiers):
+        raise ValueError(reason)
     batch, tokens, heads, head_dim = q.shape
     groups = heads // kv_heads
     shape = Shape(kv_heads, head_dim, window, bits, ROWS, interpret)

@@ -63,7 +63,7 @@ def tiered_decode_attention(
         Output in float32 and the mass per window.
 
     Raises:
-        ValueError: `check` says why.
+        ValueError: `unsupported` says why.
     """
     shape = kernel_shape(
         q, tiers, key_bias, kv_heads=kv_heads, window=window, bits=bits, kv_dtype=kv_dtype, interpret=interpret
@@ -113,9 +113,10 @@ def kernel_shape(
     """Static numbers of the kernel for these arguments, which may be abstract.
 
     Raises:
-        ValueError: `check` says why.
+        ValueError: `unsupported` says why.
     """
-    check(q, tiers, kv_heads=kv_heads, window=window, bits=bits, kv_dtype=kv_dtype)
+    if reason := unsupported(q, tiers, kv_heads=kv_heads, window=window, bits=bits, kv_dtype=kv_dtype):
+        raise ValueError(reason)
     _, tokens, heads, channels = q.shape
     quantized = tiers.quantized
     return KernelShape(
@@ -135,19 +136,20 @@ def kernel_shape(
     )
 
 
-def check(q: Any, tiers: Tiers, *, kv_heads: int, window: int, bits: int, kv_dtype: str) -> None:
-    """Raises ValueError, with the reason, for shapes that the kernel does not take."""
+def unsupported(q: Any, tiers: Tiers, *, kv_heads: int, window: int, bits: int, kv_dtype: str) -> str | None:
+    """Why the kernel does not take these shapes, or None."""
     tokens, heads, channels = q.shape[1:]
     if heads % kv_heads:
-        raise ValueError(f"{heads} query heads are no multiple of {kv_heads} KV heads")
+        return f"{heads} query heads are no multiple of {kv_heads} KV heads"
     if tokens > window:
-        raise ValueError(f"{tokens} query tokens: the kernel takes from 1 to the {window} of a window")
+        return f"{tokens} query tokens: the kernel takes from 1 to the {window} of a window"
     if bits not in BITS or window not in WINDOWS:
-        raise ValueError(f"no bit layout for bits={bits}, window={window}; bits in {BITS}, window in {WINDOWS}")
+        return f"no bit layout for bits={bits}, window={window}; bits in {BITS}, window in {WINDOWS}"
     if str(jnp.dtype(kv_dtype)) not in ("bfloat16", "float16", "float32"):
-        raise ValueError(f"kv_dtype={kv_dtype}: the kernel takes bfloat16, float16 and float32")
+        return f"kv_dtype={kv_dtype}: the kernel takes bfloat16, float16 and float32"
     if channels % 2:
-        raise ValueError(f"head_dim {channels} is odd: RoPE turns channels in pairs")
+        return f"head_dim {channels} is odd: RoPE turns channels in pairs"
+    return None
 
 
 def _slot_order(shape: KernelShape, mass: Float[Array, "B blocks n"]) -> Float[Array, "B Q"]:

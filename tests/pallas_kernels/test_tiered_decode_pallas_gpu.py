@@ -169,5 +169,7 @@ def test_a_stack_too_large_for_32_bit_offsets_is_refused():
     codes = args[3].quantized.codes
     large = jax.ShapeDtypeStruct((32, 16, 3056, codes[1].shape[-1]), codes[1].dtype)
     args[3] = args[3]._replace(quantized=args[3].quantized._replace(codes=(codes[0], large)))
+    assert pallas_gpu.unsupported(args[3]).endswith("too many elements for 32-bit offsets")
+    spec = arg_specs.MODEL_SPECS["llama_tuned"]
     with pytest.raises(ValueError, match="32-bit offsets"):
-        pallas_gpu.check(args[3])
+        jax.eval_shape(partial(pallas_gpu.tiered_decode_attention, **arg_specs.static_args(spec)), *args)
