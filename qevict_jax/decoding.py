@@ -167,7 +167,7 @@ class Decoder:
 # programs that draw nothing: how tokens are drawn does not make them new ones
 _DRAWLESS = ("read", "event", "feed")
 # name of a program -> position of the argument whose memory the result reuses
-_DONATED = {
+DONATED = {
     **{name: (1,) for name in ("begin", "token", "event", "block", "run", "feed")},
     **{name: (0,) for name in ("insert", "release")},
     "read": (),
@@ -213,7 +213,7 @@ def _executable(decoder: Decoder, name: str, tree: Any, shapes: tuple) -> Any:
     abstract = jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes])
     program = getattr(decoder, name)
     if decoder.mesh is None:
-        jitted = jax.jit(program, donate_argnums=_DONATED[name])
+        jitted = jax.jit(program, donate_argnums=DONATED[name])
     else:
-        jitted = shard_program(decoder.mesh, decoder.policy, name, program, abstract, _DONATED[name])
+        jitted = shard_program(decoder.mesh, decoder.policy, name, program, abstract, DONATED[name])
     return jitted.lower(*abstract).compile()
