@@ -252,7 +252,7 @@ def quantized_block(
 
     Args:
         sums: state.
-        queries: ``(t, piece) -> [rows, 2 * piece]``, both halves of the queries turned back by t, float16.
+        queries: ``(t, piece, i) -> [rows, piece]`` of half i of the queries turned back by t, float16.
         windows: refs to the stacks.
         starts_ref: ref ``[B, Q]``.
         slots: slots of the block, all of which exist.
@@ -287,12 +287,10 @@ def quantized_block(
             key_map = _key_map(windows, place, slots, starts, piece, inv_freq, bias, shape)
             for index, t in enumerate(tokens):
                 codes = [token_codes(words, t, "float16", shape) for words in keys]
-                halves = []
-                for first_factor, second_factor, constant in key_map:
+                for i, (first_factor, second_factor, constant) in enumerate(key_map):
                     inner = triton.multiply_add(second_factor, codes[1], constant, shape.interpret)
-                    halves.append(triton.multiply_add(first_factor, codes[0], inner, shape.interpret))
-                turned = triton.side_by_side(*halves)
-                logits[index] = logits[index] + triton.dot(queries(t, piece), turned)
+                    turned = triton.multiply_add(first_factor, codes[0], inner, shape.interpret)
+                    logits[index] = logits[index] + triton.dot(queries(t, piece, i), turned)
         return [jnp.where(attended[None, :], x, -jnp.inf) for x in logits]
 
     @functools.cache

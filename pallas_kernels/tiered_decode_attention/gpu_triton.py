@@ -179,11 +179,6 @@ def _precision(a: Array) -> lax.Precision | None:
     return lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
 
 
-def side_by_side(low: Float[Array, "n c"], high: Float[Array, "n c"]) -> Float[Array, "n two_c"]:
-    """Columns of both, those of ``low`` first; no data moves where the result is an operand of a product."""
-    return jnp.swapaxes(jnp.stack([low, high], axis=-1), 1, 2).reshape(low.shape[0], -1)
-
-
 def iota(size: int) -> Int[Array, "size"]:
     """0, 1, .. as int32."""
     return jnp.arange(size, dtype=jnp.int32)

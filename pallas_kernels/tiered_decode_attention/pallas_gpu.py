@@ -43,7 +43,7 @@ def stages(window: int, head_dim: int, kv_dtype: str) -> int:
 class Refs(NamedTuple):
     """Inputs of the kernel; N is KV heads times blocks of query rows, head first."""
 
-    turned: Float[Array, "B N group pieces rows two_piece"]
+    turned: Float[Array, "B N group pieces 2 rows piece"]
     queries: Float[Array, "B N parts rows channels"]
     row_positions: Int[Array, "B N rows"]
     newest: Int[Array, "B"]
@@ -188,13 +188,13 @@ def _group_starts(shape: Shape) -> Int[Array, "groups block"]:
 
 def _turn_back(
     rows: Float[Array, "B N rows 2 halfD"], inv_freq: Float[Array, "halfD"], shape: Shape
-) -> Float[Array, "B N group pieces rows two_piece"]:
-    """Queries turned back by 0, 1, .. positions for the tokens of a group, float16; both halves of a piece together."""
+) -> Float[Array, "B N group pieces 2 rows piece"]:
+    """Queries turned back by 0, 1, .. positions for the tokens of a group, float16."""
     angles = jnp.arange(shape.group, dtype=jnp.float32)[:, None, None] * inv_freq
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     low, high = rows[:, :, None, :, 0], rows[:, :, None, :, 1]
-    turned = [_pieces(x.astype(jnp.float16), shape) for x in (low * cos + high * sin, high * cos - low * sin)]
-    return jnp.swapaxes(jnp.concatenate(turned, axis=-1), 3, 4)
+    turned = jnp.stack([low * cos + high * sin, high * cos - low * sin], axis=3)
+    return jnp.moveaxis(_pieces(turned.astype(jnp.float16), shape), -2, 3)
 
 
 def _parts(rows: Float[Array, "B N rows channels"], kv_dtype: str) -> Float[Array, "B N parts rows channels"]:
@@ -264,8 +264,8 @@ def _kernel(
         assert windows is not None
         slots = windows.key_params.shape[2]
 
-        def queries(t: int, piece: int) -> Array:
-            return refs.turned[row, program, t, piece]
+        def queries(t: int, piece: int, i: int) -> Array:
+            return refs.turned[row, program, t, piece, i]
 
         def angles(piece: int) -> tuple[Array, tuple[Array, Array] | None]:
             bias = refs.key_bias
