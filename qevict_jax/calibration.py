@@ -58,6 +58,7 @@ def calibrate(
     Raises:
         QEvictError: the text is too short, or a sample longer than the model's context.
     """
+    model.check_one_device("calibration")
     tokens = _samples(model, token_ids, samples, length)
     check_number("outliers", outliers, 0, 0.2)
     config = model.config

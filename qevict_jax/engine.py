@@ -19,7 +19,6 @@ from qevict_jax.cache import nbytes
 from qevict_jax.config import CacheConfig
 from qevict_jax.decode_state import Rows
 from qevict_jax.decoding import Compiled, Decoder
-from qevict_jax.head_split import ONE_DEVICE
 from qevict_jax.interrupts import interrupts_deferred
 from qevict_jax.models import LanguageModel
 from qevict_jax.plan import CachePlan
@@ -112,17 +111,14 @@ class Engine:
             )
         self.slots, self.max_context, self._prompt_sizes = slots, max_context, tuple(prompt_sizes)
         self._model, self._params = model, model.params
-        mesh = model.mesh
-        if mesh is not None and slots % mesh.shape.data:
-            raise QEvictError(
-                f"{slots} sequences at once do not go evenly onto data={mesh.shape.data}; take a multiple of it"
-            )
-        split = ONE_DEVICE if mesh is None else mesh.split
-        self._policy = make_policy(model.config.kv_shape(), cache or CacheConfig(), max_context, split=split)
+        if slots != (even := model.even(slots)):
+            raise QEvictError(f"{slots} sequences at once do not go evenly onto the mesh; {even} do")
+        self._policy = make_policy(model.config.kv_shape(), cache or CacheConfig(), max_context, split=model.split)
         if eos is None:
             eos = () if model.tokenizer is None else model.tokenizer.eos_ids
         self.eos, capacity = frozenset(eos), max_new_tokens or max_context
-        decoder = Decoder(model.program, self._policy, filters, tuple(sorted(self.eos)), capacity, log_probs, mesh)
+        ends = tuple(sorted(self.eos))
+        decoder = Decoder(model.program, self._policy, filters, ends, capacity, log_probs, model.mesh)
         self.compiled = Compiled(decoder)
         self.prefill_seconds = self.decode_seconds = 0.0
         self.since_event = 0
@@ -133,8 +129,7 @@ class Engine:
     @property
     def plan(self) -> CachePlan:
         """Capacities and bytes of a row's cache, on all devices that share it."""
-        mesh = self._model.mesh
-        return self._policy.plan if mesh is None else self._policy.plan.on(mesh.split.devices)
+        return self._policy.plan.on(self._model.split.devices)
 
     @property
     def kv_bytes(self) -> int:

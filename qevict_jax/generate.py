@@ -111,7 +111,8 @@ class _Batch:
         self.engine = Engine(
             model,
             cache,
-            slots=len(self.ids),
+            # beside some rows others may stay empty; one alone would leave a part of the mesh without any
+            slots=model.even(len(self.ids)) if len(self.ids) > 1 else 1,
             max_context=self._size + capacity,
             max_new_tokens=capacity,
             filters=Filters.of(sampling),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -32,6 +32,15 @@ class Kind(Enum):
     PARAMS, BATCH, CACHE, STATE, ROWS, WANDERING, SCALAR = range(7)
 
 
+class Part(NamedTuple):
+    """An argument or a result: its kind, and the policy of its cache if it has one."""
+
+    kind: Kind
+    policy: Policy | None = None
+
+
+PARAMS, BATCH = Part(Kind.PARAMS), Part(Kind.BATCH)
+
 _STEP = (Kind.PARAMS, Kind.STATE, Kind.BATCH)
 # name of a program -> its arguments, its results
 _SIGNATURES: dict[str, tuple[tuple[Kind, ...], tuple[Kind, ...]]] = {
@@ -48,7 +57,7 @@ _SIGNATURES: dict[str, tuple[tuple[Kind, ...], tuple[Kind, ...]]] = {
 
 
 def shard_program(mesh: DeviceMesh, policy: Policy, name: str, program: Callable, args: tuple, donated: tuple) -> Any:
-    """A program of one device as a jitted program of the mesh.
+    """A program of a decoder as a jitted program of the mesh.
 
     Args:
         mesh: the devices.
@@ -58,36 +67,40 @@ def shard_program(mesh: DeviceMesh, policy: Policy, name: str, program: Callable
         args: abstract, of the whole mesh.
         donated: positions of the arguments whose memory the result reuses.
     """
-    kinds, made = _SIGNATURES[name]
-    given = _argument_specs(mesh, policy, name, args)
-    # what wanders comes to all
-    taken = tuple(
-        _spec(policy, kind, P(), arg) if kind is Kind.WANDERING else spec
-        for kind, spec, arg in zip(kinds, given, args, strict=True)
+    takes, gives = _parts(policy, name)
+    made: tuple[Any, ...] = tuple(_spec(part, mesh.rows(_rows_of(takes, args)), None) for part in gives)
+    return jax.jit(
+        lambda *args: run_on_devices(mesh, program, takes, gives, args),
+        in_shardings=_shardings(mesh, _argument_specs(mesh, takes, args)),
+        out_shardings=_shardings(mesh, made if len(made) > 1 else made[0]),
+        donate_argnums=donated,
     )
-    count = next(_count(kind, arg) for kind, arg in zip(kinds, args, strict=True) if kind is not Kind.PARAMS)
-    results = tuple(_spec(policy, kind, mesh.rows(count), None) for kind in made)
+
+
+def run_on_devices(
+    mesh: DeviceMesh, program: Callable, takes: tuple[Part, ...], gives: tuple[Part, ...], args: tuple
+) -> Any:
+    """What a program of one device gives on all of them, for arguments of the whole mesh; under ``jax.jit``."""
+    count = _rows_of(takes, args)
+    # what wanders comes to all
+    given = tuple(
+        spec if part.kind is not Kind.WANDERING else _spec(part, P(), arg)
+        for part, arg, spec in zip(takes, args, _argument_specs(mesh, takes, args), strict=True)
+    )
+    made: tuple[Any, ...] = tuple(_spec(part, mesh.rows(count), None) for part in gives)
 
     def local(*args: Any) -> tuple:
-        out = program(*(_on_cache(kind, arg, lambda x: x[0]) for kind, arg in zip(kinds, args, strict=True)))
-        out = (out,) if len(made) == 1 else out
-        return tuple(_on_cache(kind, result, lambda x: x[None]) for kind, result in zip(made, out, strict=True))
+        out = program(*(_on_cache(part.kind, arg, lambda x: x[0]) for part, arg in zip(takes, args, strict=True)))
+        out = (out,) if len(gives) == 1 else out
+        return tuple(_on_cache(part.kind, result, lambda x: x[None]) for part, result in zip(gives, out, strict=True))
 
-    spread = jax.shard_map(local, mesh=mesh.mesh, in_specs=taken, out_specs=results, check_vma=False)
-
-    def whole(*args: Any) -> Any:
-        out = spread(*args)
-        return out[0] if len(made) == 1 else out
-
-    out_specs = results[0] if len(made) == 1 else results
-    return jax.jit(
-        whole, in_shardings=_shardings(mesh, given), out_shardings=_shardings(mesh, out_specs), donate_argnums=donated
-    )
+    out = jax.shard_map(local, mesh=mesh.mesh, in_specs=given, out_specs=made, check_vma=False)(*args)
+    return out if len(gives) > 1 else out[0]
 
 
 def place_arguments(mesh: DeviceMesh, policy: Policy, name: str, args: tuple) -> tuple:
     """The arguments where the program wants them; what is there already stays."""
-    specs = _argument_specs(mesh, policy, name, args)
+    specs = _argument_specs(mesh, _parts(policy, name)[0], args)
 
     def put(spec: P, part: Any) -> Any:
         return jax.tree.map(lambda x: mesh.put(x, spec), part)
@@ -98,7 +111,7 @@ def place_arguments(mesh: DeviceMesh, policy: Policy, name: str, args: tuple) ->
 def make_sharded(mesh: DeviceMesh, policy: Policy, make: Callable[[int], Rows], count: int) -> Rows:
     """Rows that every device makes its part of, with ``make`` for a number of them."""
     rows = mesh.rows(count)
-    spec = _spec(policy, Kind.ROWS, rows, None)
+    spec = _spec(Part(Kind.ROWS, policy), rows, None)
     part = count // mesh.shape.data if len(rows) else count
 
     def local() -> Rows:
@@ -107,10 +120,19 @@ def make_sharded(mesh: DeviceMesh, policy: Policy, make: Callable[[int], Rows], 
     return jax.jit(jax.shard_map(local, mesh=mesh.mesh, in_specs=(), out_specs=spec, check_vma=False))()
 
 
-def _argument_specs(mesh: DeviceMesh, policy: Policy, name: str, args: tuple) -> tuple:
+def _parts(policy: Policy, name: str) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    takes, gives = _SIGNATURES[name]
+    return tuple(Part(kind, policy) for kind in takes), tuple(Part(kind, policy) for kind in gives)
+
+
+def _argument_specs(mesh: DeviceMesh, takes: tuple[Part, ...], args: tuple) -> tuple:
     """A spec for every argument, or a tree of specs that begins as it does."""
-    kinds, _ = _SIGNATURES[name]
-    return tuple(_spec(policy, kind, mesh.rows(_count(kind, arg)), arg) for kind, arg in zip(kinds, args, strict=True))
+    return tuple(_spec(part, mesh.rows(_count(part.kind, arg)), arg) for part, arg in zip(takes, args, strict=True))
+
+
+def _rows_of(takes: tuple[Part, ...], args: tuple) -> int:
+    """Rows that a program works on: those of the first argument that has rows."""
+    return next(_count(part.kind, arg) for part, arg in zip(takes, args, strict=True) if part.kind is not Kind.PARAMS)
 
 
 def _count(kind: Kind, arg: Any) -> int:
@@ -124,13 +146,15 @@ def _count(kind: Kind, arg: Any) -> int:
     return jax.tree.leaves(arg)[0].shape[0] if kind is Kind.BATCH else 1
 
 
-def _spec(policy: Policy, kind: Kind, rows: Any, arg: Any) -> Any:
+def _spec(part: Part, rows: Any, arg: Any) -> Any:
+    kind, policy = part
     if kind is Kind.PARAMS:
         return param_specs(arg)
     if kind is Kind.SCALAR:
         return P()
     if kind is Kind.BATCH:
         return rows
+    assert policy is not None
     cache = _cache_specs(policy, rows)
     if kind is Kind.CACHE:
         return cache

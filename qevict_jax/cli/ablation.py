@@ -55,6 +55,7 @@ def run(
     content, text_digest = read_source(text)
     essay, digest = haystack_text(haystack)
     model = options.load()
+    model.check_one_device("an ablation")
     assert model.tokenizer is not None
     questions = make_questions(
         model.tokenizer,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qevict_jax.cli.options import with_record
+from qevict_jax.cli.options import MeshOption, with_record
 from qevict_jax.types import QEvictError
 
 if TYPE_CHECKING:
@@ -32,12 +32,15 @@ class RunOptions:
     exact_length: bool
     resume: bool
     dtype: str | None
+    mesh: str | None
 
     def load(self) -> "LanguageModel":
         """The model, which must have a tokenizer."""
         from qevict_jax.models import load_model
 
-        loaded = load_model(self.model, self.dtype)
+        loaded = load_model(self.model, self.dtype, mesh=self.mesh)
+        if self.batch_size != (even := loaded.even(self.batch_size)):
+            raise QEvictError(f"--batch-size {self.batch_size} does not go evenly onto --mesh {self.mesh}; {even} does")
         if loaded.tokenizer is None:
             raise QEvictError(f"{self.model} has no tokenizer")
         return loaded
@@ -107,6 +110,7 @@ def _parameters(default_cache: str, default_budgets: str) -> list[inspect.Parame
             None,
             typer.Option(help="Compute in float32, bfloat16 or float16; default float32 on a CPU."),
         ),
+        inspect.Parameter("mesh", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=MeshOption),
     ]
 
 
@@ -153,6 +157,8 @@ def execute(
         "expected": len(questions) * len(options.caches) + more_lines,
         **settings,
     }
+    if options.mesh is not None:
+        configuration["mesh"] = options.mesh
     with Run(options.out, configuration, resume=options.resume) as run:
         run_benchmark(
             run,

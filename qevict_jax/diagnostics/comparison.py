@@ -83,6 +83,7 @@ def diagnose(
         QEvictError: the steps do not fit a condition, a budget is too small, or a stored reference belongs to another
             run.
     """
+    model.check_one_device("diagnosis")
     if not articles or not conditions:
         raise QEvictError("there is nothing to diagnose: give at least one article and one condition")
     steps = len(articles[0].tokens) - prefill - 1

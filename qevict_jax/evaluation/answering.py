@@ -8,21 +8,22 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from qevict_jax.config import CacheConfig
 from qevict_jax.engine import Engine, Request, bucket
-from qevict_jax.evaluation.prompt_record import PromptRecord, Recorder, admit_record
+from qevict_jax.evaluation.prompt_record import PromptRecord, admit_record, recorder_for
+from qevict_jax.mesh import DeviceMesh
 from qevict_jax.models import LanguageModel
 from qevict_jax.models.steps import Program, prefill
-from qevict_jax.policies import Policy, make_policy, plan_cache
+from qevict_jax.policies import Policy, make_policy
 from qevict_jax.questions import AGNOSTIC, AWARE
 from qevict_jax.reply import Reply, decode
 from qevict_jax.result import Result, make_result
 from qevict_jax.sampling import Filters, Sampling
+from qevict_jax.sharded_programs import BATCH, PARAMS, Kind, Part, run_on_devices
 from qevict_jax.types import QEvictError
 
 
@@ -107,7 +108,7 @@ class Answerer:
         Raises:
             QEvictError: the budget is too small.
         """
-        return make_policy(self._model.config.kv_shape(), config, capacity.total)
+        return make_policy(self._model.config.kv_shape(), config, capacity.total, split=self._model.split)
 
     def read(self, questions: Sequence[Question], capacity: Capacity) -> tuple[Float[Array, "B V"], PromptRecord]:
         """Reads prompts, or their contexts; logits after each, and what every cache admits."""
@@ -115,8 +116,9 @@ class Answerer:
         contexts = [self._parts(question)[0] for question in questions]
         for row, context in enumerate(contexts):
             tokens[row, : len(context)] = context
-        lengths = jnp.asarray([*map(len, contexts)], jnp.int32)
-        return _read(self._model.program, self._model.params, jnp.asarray(tokens), lengths, self._model.dtype)
+        lengths = np.array([*map(len, contexts)], np.int32)
+        model = self._model
+        return _read(model.program, model.mesh, model.dtype, model.params, tokens, lengths)
 
     def check(self, question: Question) -> None:
         """Whether a question suits the protocol.
@@ -146,12 +148,12 @@ class Answerer:
         engine = Engine(
             model,
             config,
-            slots=len(questions),
+            slots=model.even(len(questions)),
             max_context=capacity.total,
             max_new_tokens=capacity.output,
             filters=Filters.of(greedy),
         )
-        cache = _admit(model.program, model.params, policy, record)
+        cache = _admit(model.program, model.mesh, policy, model.params, record)
         logits, cache = engine.extend(logits, cache, [self._parts(question)[1] for question in questions])
         requests = [Request(question.tokens, capacity.output, greedy, row) for row, question in enumerate(questions)]
         engine.insert(engine.begin(logits, cache, requests), range(len(questions)))
@@ -173,15 +175,29 @@ class Answerer:
         ]
 
 
-@partial(jax.jit, static_argnames=("program", "dtype"))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _read(
-    program: Program, params: nnx.State, tokens: Int[Array, "B S"], length: Int[Array, "B"], dtype: str
+    program: Program, mesh: DeviceMesh | None, dtype: str, params: nnx.State, tokens: Array, length: Array
 ) -> tuple[Float[Array, "B V"], PromptRecord]:
-    shape = program.config.kv_shape(dtype)
-    plan = plan_cache(shape, CacheConfig.full(dtype), tokens.shape[1])
-    return prefill(program, params, Recorder(plan, shape, heads=program.config.heads), tokens, length)
+    recorder = recorder_for(program, dtype, tokens.shape[1])
+
+    def read(params: nnx.State, tokens: Int[Array, "B S"], length: Int[Array, "B"]) -> tuple[Array, PromptRecord]:
+        return prefill(program, params, recorder, tokens, length)
+
+    if mesh is None:
+        return read(params, tokens, length)
+    record = Part(Kind.CACHE, recorder)
+    return run_on_devices(mesh, read, (PARAMS, BATCH, BATCH), (BATCH, record), (params, tokens, length))
 
 
-@partial(jax.jit, static_argnames=("program", "policy"))
-def _admit(program: Program, params: nnx.State, policy: Policy, record: PromptRecord) -> Any:
-    return admit_record(policy, record, program.transform(program.bind(params)))
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _admit(program: Program, mesh: DeviceMesh | None, policy: Policy, params: nnx.State, record: PromptRecord) -> Any:
+    def admit(params: nnx.State, record: PromptRecord) -> Any:
+        return admit_record(policy, record, program.transform(program.bind(params)))
+
+    if mesh is None:
+        return admit(params, record)
+    recorder = recorder_for(program, str(record.q.dtype), record.tokens.shape[-2])
+    return run_on_devices(
+        mesh, admit, (PARAMS, Part(Kind.CACHE, recorder)), (Part(Kind.CACHE, policy),), (params, record)
+    )

@@ -46,6 +46,7 @@ def score_continuations(
     Raises:
         QEvictError: the budget is too small for this length.
     """
+    model.check_one_device("scoring of continuations")
     rows = max(len(pairs), batch_size or 0)
     prompts = [context[:-1] for context, _ in pairs]
     fed = [[context[-1], *continuation[:-1]] for context, continuation in pairs]

@@ -108,6 +108,7 @@ def fidelity(
     Raises:
         QEvictError: if the text is too short, or the model's context is, or a policy lacks its calibration.
     """
+    model.check_one_device("fidelity")
     rows = _rows(model, token_ids, prefill, steps, offsets)
     if not 0 <= question < prefill:
         raise QEvictError(f"question={question} must lie in 0 .. {prefill - 1}, a part of the {prefill} prompt tokens")

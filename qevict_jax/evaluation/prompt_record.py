@@ -14,7 +14,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.float_bits import from_bits
-from qevict_jax.policies import Policy, Prompt
+from qevict_jax.config import CacheConfig
+from qevict_jax.models.steps import Program
+from qevict_jax.policies import Policy, Prompt, plan_cache
 from qevict_jax.policies.full import DenseCache, Full
 from qevict_jax.windows import KeyTransform
 
@@ -46,6 +48,12 @@ class Recorder(Full):
         assert isinstance(cache, PromptRecord)
         q = cache.q.at[layer].set(prompt.q.astype(cache.q.dtype))
         return replace(cache, q=q, lse=cache.lse.at[layer].set(prompt.lse))
+
+
+def recorder_for(program: Program, dtype: str, size: int) -> Recorder:
+    """The recorder of prompts of ``size`` tokens, in ``dtype``, that of the parameters."""
+    shape = program.config.kv_shape(dtype)
+    return Recorder(plan_cache(shape, CacheConfig.full(dtype), size), shape, heads=program.config.heads)
 
 
 def admit_record(policy: Policy, record: PromptRecord, transform: KeyTransform) -> Any:

@@ -15,18 +15,16 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from qevict_jax.config import CacheConfig
-from qevict_jax.evaluation.prompt_record import PromptRecord, Recorder, admit_record
+from qevict_jax.evaluation.prompt_record import PromptRecord, admit_record, recorder_for
 from qevict_jax.models.steps import Program, prefill, step_logits
-from qevict_jax.policies import Policy, plan_cache
+from qevict_jax.policies import Policy
 
 
 @partial(jax.jit, static_argnames=("program", "dtype"))
 def record_prompt(program: Program, params: nnx.State, tokens: Int[Array, "B S"], dtype: str) -> PromptRecord:
     """Reads prompts of one length; the record is in ``dtype``, that of the parameters."""
     batch, size = tokens.shape
-    shape = program.config.kv_shape(dtype)
-    recorder = Recorder(plan_cache(shape, CacheConfig.full(dtype), size), shape, heads=program.config.heads)
+    recorder = recorder_for(program, dtype, size)
     return prefill(program, params, recorder, tokens, jnp.full((batch,), size, jnp.int32))[1]
 
 

@@ -14,12 +14,14 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from qevict_jax.head_split import ONE_DEVICE, HeadSplit
 from qevict_jax.mesh import DeviceMesh, MeshShape
 from qevict_jax.models.checkpoint import load_params, read_config
 from qevict_jax.models.config import ModelConfig
 from qevict_jax.models.partition import local_config, param_specs, spread_params
 from qevict_jax.models.steps import Program, all_logits, to_state
 from qevict_jax.models.tokenizer import Tokenizer
+from qevict_jax.types import QEvictError
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,25 @@ class LanguageModel:
     def dtype(self) -> str:
         """Dtype of the parameters and of computation outside softmax, norms and scores."""
         return str(jax.tree.leaves(self.params)[0].dtype)
+
+    @property
+    def split(self) -> HeadSplit:
+        """How the heads of a row lie on devices."""
+        return ONE_DEVICE if self.mesh is None else self.mesh.split
+
+    def even(self, rows: int) -> int:
+        """The least number of rows, at least so many, that goes evenly onto the parts of a batch."""
+        data = 1 if self.mesh is None else self.mesh.shape.data
+        return -(-rows // data) * data
+
+    def check_one_device(self, what: str) -> None:
+        """Stops what does not know of meshes.
+
+        Raises:
+            QEvictError: the model is on one.
+        """
+        if self.mesh is not None:
+            raise QEvictError(f"{what} runs on one device; load the model without a mesh")
 
     def logits(
         self, tokens: Int[Array, "B S"] | np.ndarray, positions: Int[Array, "S"] | np.ndarray | None = None
