@@ -7,6 +7,7 @@ out = a V,   mass(w) = mean over H of the sum of a over the tokens of w and the 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from pallas_kernels import head_by_head
 from pallas_kernels.float_bits import from_bits
 from pallas_kernels.layer_slice import layer_slice
 from pallas_kernels.quantized_windows import (
@@ -98,20 +100,18 @@ def tiered_decode_attention(
     rows = q.astype(jnp.float32).reshape(batch, tokens, kv_heads, groups, head_dim) * head_dim**-0.5
     rows = jnp.transpose(rows, (0, 2, 1, 3, 4)).reshape(batch, kv_heads, tokens * groups, head_dim)
 
-    keys, values = _heads_first(layer_slice(tiers.local, layer), kv_heads, kv_dtype)
+    local_scores, local_mix = _products(tiers.local, layer, kv_heads, kv_dtype, serial)
     # a padding query may stand where nothing has been written yet
     seen = (tiers.local_positions[:, None, :] <= q_positions[:, :, None]) & q_valid[:, :, None]
     seen = jnp.repeat(seen, groups, axis=1)[:, None]  # [B, 1, T*G, rows]
-    logits = [jnp.where(seen, _scores(rows, keys), -jnp.inf)]
-    local_values = jnp.where(seen.any(axis=2)[..., None], values, 0.0)  # a weight of zero does not stop a NaN
+    logits = [jnp.where(seen, local_scores(rows), -jnp.inf)]
 
-    full_values = None
+    full_mix = valid = None
     if tiers.full is not None:
         assert tiers.full_valid is not None
-        keys, full_values = _heads_first(layer_slice(tiers.full, layer), kv_heads, kv_dtype)
-        valid = jnp.repeat(tiers.full_valid, window, axis=1)[:, None, None, :]
-        logits.append(jnp.where(valid, _scores(rows, keys), -jnp.inf))
-        full_values = jnp.where(valid[:, :, 0, :, None], full_values, 0.0)
+        full_scores, full_mix = _products(tiers.full, layer, kv_heads, kv_dtype, serial)
+        valid = jnp.repeat(tiers.full_valid, window, axis=1)
+        logits.append(jnp.where(valid[:, None, None, :], full_scores(rows), -jnp.inf))
 
     windows = None
     if tiers.quantized is not None:
@@ -129,9 +129,9 @@ def tiered_decode_attention(
         logits.append(jnp.where(jnp.tile(attended, window)[:, None, None, :], scores, -jnp.inf))
 
     weights = _softmax(logits)
-    out = _mix(weights[0], local_values)
-    if full_values is not None:
-        out += _mix(weights[1], full_values)
+    out = local_mix(weights[0], seen.any(axis=(1, 2)))
+    if full_mix is not None:
+        out += full_mix(weights[1], valid)
     if windows is not None:
         out += _quantized_mix(weights[-1], windows, bits, window, serial)
     out = out.reshape(batch, kv_heads, tokens, groups, head_dim)
@@ -157,12 +157,23 @@ def _heads_first(tokens: Shaped[Array, "B *s K_2_D"], kv_heads: int, kv_dtype: s
     return apart[0], apart[1]
 
 
-def _scores(rows: Float[Array, "B K TG D"], keys: Float[Array, "B K S D"]) -> Float[Array, "B K TG S"]:
-    return jnp.einsum("bkgd,bksd->bkgs", rows, keys)
+def _products(
+    stack: Shaped[Array, "L B *s K_2_D"], layer: Int[Array, ""], kv_heads: int, kv_dtype: str, serial: bool
+) -> tuple[Callable, Callable]:
+    """Of rows ``[B, K, TG, D]`` with keys, and of weights ``[B, K, TG, S]`` with the values of tokens ``[B, S]``."""
+    if serial:
+        where = {"stack": stack, "layer": layer, "kv_dtype": kv_dtype}
+        return partial(head_by_head.scores, **where), partial(head_by_head.mix, **where)
+    keys, values = _heads_first(layer_slice(stack, layer), kv_heads, kv_dtype)
 
+    def scores(rows: Float[Array, "B K TG D"]) -> Float[Array, "B K TG S"]:
+        return jnp.einsum("bkgd,bksd->bkgs", rows, keys)
 
-def _mix(weights: Float[Array, "B K TG S"], values: Float[Array, "B K S D"]) -> Float[Array, "B K TG D"]:
-    return jnp.einsum("bkgs,bksd->bkgd", weights, values)
+    def mix(weights: Float[Array, "B K TG S"], seen: Bool[Array, "B S"]) -> Float[Array, "B K TG D"]:
+        # a weight of zero does not stop a NaN
+        return jnp.einsum("bkgs,bksd->bkgd", weights, jnp.where(seen[:, None, :, None], values, 0.0))
+
+    return scores, mix
 
 
 def _softmax(logits: list[Float[Array, "B K TG _"]]) -> list[Float[Array, "B K TG _"]]:
