@@ -42,15 +42,18 @@ def smallest(kind: str, question: Question) -> tuple[Slice, Memory] | None:
     return None
 
 
-def measure(model: str, kind: str, setting: Setting, cache: CacheConfig) -> dict | None:
-    """Decoding and the prompt pass on the smallest slice that holds decoding."""
+def measure(model: str, kind: str, setting: Setting, cache: CacheConfig, prefill: bool) -> dict | None:
+    """Decoding, and the prompt pass if asked for, on the smallest slice that holds decoding."""
     asked = Question("block", model, cache, setting.total, setting.batch, "")
     found = smallest(kind, asked)
     if found is None:
         return None
     part, decode = found
-    read = Question("read", model, cache, setting.total, 1, part.topology, part.chips, setting.prompt)
-    return {"slice": part.name, "chips": part.chips or 1, "decode": asdict(decode), "prefill": asdict(memory(read))}
+    made = {"slice": part.name, "chips": part.chips or 1, "decode": asdict(decode)}
+    if prefill:
+        read = Question("read", model, cache, setting.total, 1, part.topology, part.chips, setting.prompt)
+        made["prefill"] = asdict(memory(read))
+    return made
 
 
 def main(
@@ -58,6 +61,7 @@ def main(
     budget: Annotated[float, typer.Option(help="Share of the full cache for the other side.")] = 0.2,
     kinds: Annotated[str, typer.Option(help=f"Kinds of TPU, of {', '.join(SLICES)}.")] = "v5e,v6e,v5p",
     settings: Annotated[str, typer.Option(help="Numbers of the settings, from 0 on.")] = "0,1,2",
+    prefill: Annotated[bool, typer.Option(help="The prompt pass too, which takes minutes to compile.")] = True,
 ) -> None:
     """Prints a table and one line of JSON."""
     caches = {"full": CacheConfig.full(), f"{budget:.0%}": CacheConfig(budget=budget)}
@@ -67,7 +71,7 @@ def main(
         setting = SETTINGS[number]
         for kind in kinds.split(","):
             for name, cache in caches.items():
-                found = measure(model, kind, setting, cache)
+                found = measure(model, kind, setting, cache, prefill)
                 rows.append({**asdict(setting), "kind": kind, "cache": name, "found": found})
                 table.add_row(f"{setting.total:,} x {setting.batch}", name, *_cells(found, cache))
                 print(json.dumps(rows[-1]), flush=True)
@@ -78,16 +82,16 @@ def main(
 def _cells(found: dict | None, cache: CacheConfig) -> list[str]:
     if found is None:
         return ["none of these", *["-"] * 5]
-    decode, prefill = found["decode"], found["prefill"]
+    decode, prefill = found["decode"], found.get("prefill")
     share = 1.0 if cache.budget is None else cache.budget
     planned = decode["weight_bytes"] + share * decode["full_cache_bytes"]
     amounts = (decode[key] for key in ("weight_bytes", "cache_bytes", "peak_bytes"))
-    peak = prefill["peak_bytes"]
+    peak = prefill and prefill["peak_bytes"]
     return [
         found["slice"],
         *(f"{amount / 1e9:.2f}" for amount in amounts),
         f"{decode['peak_bytes'] / planned:.3f}",
-        "too large" if peak is None else f"{peak / 1e9:.2f}",
+        f"{peak / 1e9:.2f}" if peak else "too large" if prefill else "-",
     ]
 
 
