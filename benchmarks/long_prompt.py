@@ -6,7 +6,7 @@
 
 Counted from when the process had imported everything, up to its peak: loading, compilation and compilers' own memory
 included. The limit beside it is weights, a full cache of one layer in float32, the budget, and 1 GiB. The prompt is
-random ids: no memory depends on them. The last line is one JSON document.
+random ids: no memory depends on them. The last line is one JSON document; the process fails above the limit.
 """
 
 import json
@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from benchmarks.peak_memory import ResidentPeak
-from qevict_jax import CacheConfig, load
+from qevict_jax import CacheConfig, QEvictError, load
 from qevict_jax.cache import nbytes
 from qevict_jax.engine import Engine, Request
 from qevict_jax.sampling import Sampling
@@ -32,7 +32,7 @@ def main(
     budget: Annotated[float, typer.Option(help="Share of the full cache.")] = 0.2,
 ) -> None:
     """Prints one line of JSON."""
-    jax.devices()
+    jax.devices()  # what a backend takes by itself does not count
     peak = ResidentPeak()
     before = peak.read()
     loaded = load(model)
@@ -43,12 +43,14 @@ def main(
     engine.insert(engine.prefill([Request(tuple(ids), new, Sampling())]), [0])
     (drawn,) = engine.decode_all().values()
     after, weights = peak.read(), nbytes(loaded.params)
+    if after is None or before is None:
+        raise QEvictError("the peak of resident memory is known on Linux only")
     config = loaded.config
     layer = total * 2 * config.kv_heads * config.head_dim * np.dtype(np.float32).itemsize
     found = {
         "model": model,
         "tokens": len(ids) + len(drawn.tokens),
-        "resident_bytes": None if after is None or before is None else after - before,
+        "resident_bytes": after - before,
         "limit_bytes": weights + layer + int(budget * engine.plan.full_kv_bytes) + _SPARE,
         "before_bytes": before,
         "weight_bytes": weights,
@@ -59,6 +61,8 @@ def main(
         "compile_seconds": engine.compiled.seconds,
     }
     print(json.dumps(found))
+    if found["resident_bytes"] > found["limit_bytes"]:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
