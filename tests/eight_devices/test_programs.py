@@ -29,6 +29,8 @@ CASES = [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW
 # Sums in another order: of a few hundred terms of size 1 each may lose half a unit in the last place. No code lies so
 # close to the middle between two that it is rounded otherwise.
 TOLERANCE = 128 * np.finfo(np.float32).eps / 2
+# Parameters of KIVI's codes are float16, and where one is rounded otherwise, so is what it decodes.
+OF_CODES = np.finfo(np.float16).eps
 
 
 @pytest.mark.parametrize(("name", "mesh"), CASES)
@@ -39,7 +41,8 @@ def test_tokens_scores_and_bytes(name, mesh):
     for slot in range(8):
         expected, found = one.row(slot), many.row(slot)
         assert found.tokens == expected.tokens
-        np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=TOLERANCE)
+        tolerance = OF_CODES if name == "kivi" else TOLERANCE
+        np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=tolerance, atol=tolerance)
     assert many.kv_bytes == many.plan.kv_bytes
     if config.policy == "qevict":
         check_knowledge(one.cache, many.cache)
@@ -54,6 +57,6 @@ def check_knowledge(one, many):
             b = np.asarray(b)
             assert (b == b[0]).all(), name
             if a.dtype == np.float32:
-                np.testing.assert_allclose(b[0], a, atol=TOLERANCE)
+                np.testing.assert_allclose(b[0], a, rtol=TOLERANCE, atol=TOLERANCE)
             else:
                 np.testing.assert_array_equal(b[0], a)
