@@ -85,7 +85,7 @@ def compile_program(
     mesh = None if shape is None else DeviceMesh.make(shape, config.kv_heads, devices)
     split = ONE_DEVICE if mesh is None else mesh.split
     policy = make_policy(config.kv_shape(), cache, total, platform="tpu", split=split)
-    program = Program.of(config) if mesh is None else Program.of(local_config(config, mesh), mesh.split.axes)
+    program = Program.of(config) if mesh is None else Program.of(local_config(config, mesh.split), mesh.split.axes)
     decoder = Decoder(program, policy, Filters.of(Sampling()), _EOS, _OUTPUT, mesh=mesh)
     params = abstract_params(config, "bfloat16")
     if mesh is not None:

@@ -58,6 +58,19 @@ class MeshShape:
             sizes[name] = int(match[2])
         return cls(**sizes)
 
+    def split_heads(self, kv_heads: int) -> HeadSplit:
+        """How a row's heads lie on its devices, without the names of axes.
+
+        Raises:
+            QEvictError: ``model`` neither divides the KV heads nor is a multiple of them.
+        """
+        if kv_heads % self.model and self.model % kv_heads:
+            raise QEvictError(
+                f"mesh {self}: {kv_heads} KV heads do not go evenly onto model={self.model}; it must be a divisor or a "
+                "multiple of them"
+            )
+        return HeadSplit(self.model, min(self.model, kv_heads))
+
     def __str__(self) -> str:
         return f"data={self.data},model={self.model}"
 
@@ -86,12 +99,7 @@ class DeviceMesh:
             raise QEvictError(f"mesh {shape} needs {count} devices and there are {len(devices)}")
         if count < len(devices) and jax.process_count() > 1:
             raise QEvictError(f"mesh {shape} takes {count} of the {len(devices)} devices of these processes; take all")
-        if kv_heads % shape.model and shape.model % kv_heads:
-            raise QEvictError(
-                f"mesh {shape}: {kv_heads} KV heads do not go evenly onto model={shape.model}; it must be a divisor "
-                "or a multiple of them"
-            )
-        kv_shards = min(shape.model, kv_heads)
+        kv_shards = shape.split_heads(kv_heads).kv_shards
         axes = (shape.data, kv_shards, shape.model // kv_shards)
         return cls(jax.make_mesh(axes, (DATA, *MODEL), (AxisType.Auto,) * 3, devices=devices[:count]))
 

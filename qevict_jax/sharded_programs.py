@@ -68,11 +68,11 @@ def shard_program(mesh: DeviceMesh, policy: Policy, name: str, program: Callable
         donated: positions of the arguments whose memory the result reuses.
     """
     takes, gives = _parts(policy, name)
-    made: tuple[Any, ...] = tuple(_spec(part, mesh.rows(_rows_of(takes, args)), None) for part in gives)
+    made = _result_specs(mesh, takes, gives, args)
     return jax.jit(
         lambda *args: run_on_devices(mesh, program, takes, gives, args),
         in_shardings=_shardings(mesh, _argument_specs(mesh, takes, args)),
-        out_shardings=_shardings(mesh, made if len(made) > 1 else made[0]),
+        out_shardings=_shardings(mesh, _itself_if_one(made)),
         donate_argnums=donated,
     )
 
@@ -81,21 +81,20 @@ def run_on_devices(
     mesh: DeviceMesh, program: Callable, takes: tuple[Part, ...], gives: tuple[Part, ...], args: tuple
 ) -> Any:
     """What a program of one device gives on all of them, for arguments of the whole mesh; under ``jax.jit``."""
-    count = _rows_of(takes, args)
     # what wanders comes to all
     given = tuple(
         spec if part.kind is not Kind.WANDERING else _spec(part, P(), arg)
         for part, arg, spec in zip(takes, args, _argument_specs(mesh, takes, args), strict=True)
     )
-    made: tuple[Any, ...] = tuple(_spec(part, mesh.rows(count), None) for part in gives)
+    made = _result_specs(mesh, takes, gives, args)
 
     def local(*args: Any) -> tuple:
         out = program(*(_on_cache(part.kind, arg, lambda x: x[0]) for part, arg in zip(takes, args, strict=True)))
         out = (out,) if len(gives) == 1 else out
         return tuple(_on_cache(part.kind, result, lambda x: x[None]) for part, result in zip(gives, out, strict=True))
 
-    out = jax.shard_map(local, mesh=mesh.mesh, in_specs=given, out_specs=made, check_vma=False)(*args)
-    return out if len(gives) > 1 else out[0]
+    spread = jax.shard_map(local, mesh=mesh.mesh, in_specs=given, out_specs=made, check_vma=False)
+    return _itself_if_one(spread(*args))
 
 
 def place_arguments(mesh: DeviceMesh, policy: Policy, name: str, args: tuple) -> tuple:
@@ -130,9 +129,15 @@ def _argument_specs(mesh: DeviceMesh, takes: tuple[Part, ...], args: tuple) -> t
     return tuple(_spec(part, mesh.rows(_count(part.kind, arg)), arg) for part, arg in zip(takes, args, strict=True))
 
 
-def _rows_of(takes: tuple[Part, ...], args: tuple) -> int:
-    """Rows that a program works on: those of the first argument that has rows."""
-    return next(_count(part.kind, arg) for part, arg in zip(takes, args, strict=True) if part.kind is not Kind.PARAMS)
+def _result_specs(mesh: DeviceMesh, takes: tuple[Part, ...], gives: tuple[Part, ...], args: tuple) -> tuple[Any, ...]:
+    """The same for the results, which have the rows of the first argument that has any."""
+    given = zip(takes, args, strict=True)
+    count = next(_count(part.kind, arg) for part, arg in given if part.kind is not Kind.PARAMS)
+    return tuple(_spec(part, mesh.rows(count), None) for part in gives)
+
+
+def _itself_if_one(results: tuple[Any, ...]) -> Any:
+    return results[0] if len(results) == 1 else results
 
 
 def _count(kind: Kind, arg: Any) -> int:

@@ -4,7 +4,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +12,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from qevict_jax.cli.devices import DEVICES, LONGEST, Fit, fit
-from qevict_jax.cli.options import cache_options
+from qevict_jax.cli.devices import DEVICES, LONGEST, Device, Fit, fit
+from qevict_jax.cli.options import MeshOption, cache_options
 from qevict_jax.cli.report import size
 from qevict_jax.config import CacheConfig
+from qevict_jax.mesh import MeshShape
 from qevict_jax.models.config import NAMED_SHAPES, ModelConfig
 from qevict_jax.models.key_map import expected_tensors
+from qevict_jax.models.partition import local_config, local_numbers
 from qevict_jax.plan import CachePlan
-from qevict_jax.policies import plan_cache
+from qevict_jax.policies import budget_share, plan_part
 from qevict_jax.types import QEvictError
 
 _WEIGHT_BYTES = 2  # bfloat16
@@ -33,6 +35,7 @@ def run(
     ],
     context: Annotated[int, typer.Option(help="Tokens of each sequence, prompt and output.")] = 32768,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    mesh: MeshOption = None,
     margin: Annotated[float, typer.Option(help="Share of device memory kept for activations and the runtime.")] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON on the last line.")] = False,
     *,
@@ -43,20 +46,28 @@ def run(
         raise QEvictError(f"batch={batch} must be at least 1")
     if not 0 <= margin < 1:
         raise QEvictError(f"margin={margin} must lie in 0 .. 1")
-    config = model_config(model)
-    weights = _WEIGHT_BYTES * sum(map(math.prod, expected_tensors(config).values()))
-    plan = plan_cache(config.kv_shape(), cache, context)
-    fits = {device.name: _fits(device, config, cache, weights, margin, context, batch) for device in DEVICES}
+    config, shape = model_config(model), MeshShape.parse(mesh or "data=1")
+    if batch % shape.data:
+        raise QEvictError(f"batch={batch} does not go evenly onto mesh {shape}")
+    split = shape.split_heads(config.kv_heads)
+    part = local_config(config, split)
+    weights = _WEIGHT_BYTES * local_numbers(config, split)
+    each = plan_part(part.kv_shape(), cache, context, 1, split.devices)
+    plan, share = each.on(split.devices), budget_share(cache, split.devices)
+    fits = {device.name: _fits(device, part, share, weights, margin, context, batch, shape) for device in DEVICES}
     console = Console()
-    console.print(_capacities(model, plan, weights, batch))
+    console.print(_capacities(model, plan, weights, batch, shape))
     console.print(_parts(plan, batch))
-    console.print(_devices(fits, config, weights, context, batch, margin))
+    console.print(_devices(fits, config, weights, context, batch, margin, shape))
     if as_json:
         document = {
             "model": model,
             "context": context,
             "batch": batch,
-            "weight_bytes": weights,
+            "mesh": asdict(shape),
+            "weight_bytes_per_device": weights,
+            "kv_bytes_per_device": each.kv_bytes * batch // shape.data,
+            "weight_bytes": _WEIGHT_BYTES * sum(map(math.prod, expected_tensors(config).values())),
             "cache": asdict(cache),
             "capacities": dict(plan.capacities),
             "kv_bytes": plan.kv_bytes,
@@ -93,22 +104,36 @@ def model_config(model: str) -> ModelConfig:
     return ModelConfig.from_json(content) if "format" in content else ModelConfig.from_hf(content)
 
 
-def _fits(device, config: ModelConfig, cache: CacheConfig, weights: int, margin: float, context: int, batch: int):
+def _fits(
+    device: Device,
+    config: ModelConfig,
+    cache: CacheConfig,
+    weights: int,
+    margin: float,
+    context: int,
+    batch: int,
+    mesh: MeshShape,
+) -> dict[str, Fit] | None:
     room = int(device.memory * (1 - margin)) - weights
     if room <= 0:
         return None
     caches = {"full": CacheConfig.full(cache.kv_dtype), "cache": cache}
-    return {key: fit(device, room, config.kv_shape(), value, context, batch) for key, value in caches.items()}
+    found = {
+        key: fit(device, room, config.kv_shape(), value, context, batch // mesh.data) for key, value in caches.items()
+    }
+    return {key: replace(value, largest_batch=value.largest_batch * mesh.data) for key, value in found.items()}
 
 
-def _capacities(model: str, plan: CachePlan, weights: int, batch: int) -> Table:
+def _capacities(model: str, plan: CachePlan, weights: int, batch: int, mesh: MeshShape) -> Table:
     table = _table(f"{model}, {plan.total_len:,} tokens, batch {batch}", "", "")
     for name, count in plan.capacities:
         table.add_row(name, f"{count:,}")
     table.add_row("KV cache", size(batch * plan.kv_bytes))
     table.add_row("full KV cache", size(batch * plan.full_kv_bytes))
     table.add_row("ratio", f"{plan.ratio:.2%}")
-    table.add_row("weights in bfloat16", size(weights))
+    if (devices := mesh.data * mesh.model) > 1:
+        table.add_row(f"KV cache on each of {devices} devices", size(batch * plan.kv_bytes // devices))
+    table.add_row("weights in bfloat16" + (" on each" if devices > 1 else ""), size(weights))
     return table
 
 
@@ -121,9 +146,12 @@ def _parts(plan: CachePlan, batch: int) -> Table:
     return table
 
 
-def _devices(fits: dict, config: ModelConfig, weights: int, context: int, batch: int, margin: float) -> Table:
+def _devices(
+    fits: dict, config: ModelConfig, weights: int, context: int, batch: int, margin: float, mesh: MeshShape
+) -> Table:
     table = _table(
-        f"one device: its memory, less {margin:.0%}, less weights",
+        f"{'one device' if mesh == MeshShape() else f'each device of {mesh}'}: its memory, less {margin:.0%}, less "
+        "weights",
         "device",
         "memory",
         f"longest context,\nbatch {batch}",

@@ -121,4 +121,4 @@ def load_model(path: str | Path, dtype: str | None = None, *, mesh: str | MeshSh
 def _on_mesh(config: ModelConfig, shape: MeshShape, devices: Sequence[Any] | None) -> tuple[DeviceMesh, Program]:
     """A mesh, and the program of one of its devices."""
     mesh = DeviceMesh.make(shape, config.kv_heads, devices)
-    return mesh, Program.of(local_config(config, mesh), mesh.split.axes)
+    return mesh, Program.of(local_config(config, mesh.split), mesh.split.axes)

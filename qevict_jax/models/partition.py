@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import DictKey, tree_map_with_path
 
+from qevict_jax.head_split import HeadSplit
 from qevict_jax.mesh import KV, MODEL, DeviceMesh
 from qevict_jax.models import key_map
 from qevict_jax.models.config import ModelConfig
@@ -25,22 +26,33 @@ from qevict_jax.types import QEvictError
 _SPLIT = {"Q": MODEL, "M": MODEL, "V": MODEL, "N": (KV,), "E": ()}
 
 
-def local_config(config: ModelConfig, mesh: DeviceMesh) -> ModelConfig:
+def local_config(config: ModelConfig, split: HeadSplit) -> ModelConfig:
     """The model as one device sees it; its vocabulary stays whole, since logits are brought together.
 
     Raises:
         QEvictError: heads or the MLP do not go evenly onto the devices.
     """
-    split = mesh.split
     for name, size in (("query heads", config.heads), ("channels of the MLP", config.mlp)):
         if size % split.devices:
-            raise QEvictError(f"mesh {mesh.shape}: {size} {name} do not go evenly onto model={split.devices}")
+            raise QEvictError(f"{size} {name} do not go evenly onto model={split.devices}")
     return replace(
         config,
         heads=config.heads // split.devices,
         kv_heads=config.kv_heads // split.kv_shards,
         mlp=config.mlp // split.devices,
     )
+
+
+def local_numbers(config: ModelConfig, split: HeadSplit) -> int:
+    """Parameters that one device holds."""
+    parts = {MODEL: split.devices, (KV,): split.kv_shards, (): 1}
+    total = 0
+    for row in key_map.rows(config):
+        size = math.prod(
+            -(-whole // parts[_SPLIT[axis]]) for axis, whole in zip(row.axes, row.shape(config), strict=True)
+        )
+        total += size * len(row.names(config))
+    return total
 
 
 def leaf_spec(row: key_map.Row) -> P:

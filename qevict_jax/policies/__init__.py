@@ -132,22 +132,31 @@ def make_policy(
             f"implementation={config.implementation!r} cannot run on {platform!r}; 'auto', 'xla' and 'interpret' can"
         )
     row = POLICIES[config.policy]
-    if split.devices > 1 and isinstance(row.spread, str):
-        raise QEvictError(
-            f"policy={config.policy!r} cannot run on a mesh with model={split.devices}: {row.spread}; data=N can"
-        )
     shape = replace(shape, dtype=config.kv_dtype, kv_heads=shape.kv_heads // split.kv_shards)
     plan = plan_part(shape, config, total_len, TPU_SLOT_MULTIPLE if platform == "tpu" else 1, split.devices)
     policy = row.make(plan, shape, policy_options(config))
     return policy if isinstance(row.spread, str) else row.spread(policy, split)
 
 
+def budget_share(config: CacheConfig, devices: int) -> CacheConfig:
+    """The cache of one of ``devices`` that share the heads: a budget in bytes is shared out evenly."""
+    if devices == 1 or config.budget_bytes is None:
+        return config
+    return replace(config, budget_bytes=max(1, config.budget_bytes // devices))
+
+
 def plan_part(shape: KVShape, config: CacheConfig, total_len: int, slot_multiple: int, devices: int) -> CachePlan:
-    """The plan of one of ``devices`` that share the heads, for the ``shape`` that it holds itself."""
-    if devices > 1 and config.budget_bytes is not None:
-        config = replace(config, budget_bytes=config.budget_bytes // devices)
+    """The plan of one of ``devices`` that share the heads, for the ``shape`` that it holds itself.
+
+    Raises:
+        QEvictError: the heads of this policy cannot be on several devices.
+        BudgetError: the budget is too small.
+    """
+    spread = POLICIES[config.policy].spread
+    if devices > 1 and isinstance(spread, str):
+        raise QEvictError(f"policy={config.policy!r} cannot run on a mesh with model={devices}: {spread}; data=N can")
     try:
-        return plan_cache(shape, config, total_len, slot_multiple=slot_multiple)
+        return plan_cache(shape, budget_share(config, devices), total_len, slot_multiple=slot_multiple)
     except BudgetError as error:
         if devices == 1:
             raise

@@ -87,3 +87,27 @@ def test_bad_input_is_one_line(refused, tmp_path, arguments, message):
     (tmp_path / "FILE").write_bytes(b"\x00\x01binary")
     paths = {name: str(tmp_path / name) for name in ("EMPTY", "FILE")}
     assert message in refused("plan", *(paths.get(argument, argument) for argument in arguments))
+
+
+def test_a_mesh(qevict):
+    one = planned(qevict, "llama-3.1-8b", "--context", 8192, "--batch", 4)
+    many = planned(qevict, "llama-3.1-8b", "--context", 8192, "--batch", 4, "--mesh", "data=2,model=8")
+    assert one["kv_bytes_per_device"] == 4 * one["kv_bytes"] and one["weight_bytes_per_device"] == one["weight_bytes"]
+    assert many["kv_bytes_per_device"] == 4 * many["kv_bytes"] // 16
+    # norms are on every device, all else on one of eight
+    norms = 2 * (2 * 32 + 1) * 4096
+    assert many["weight_bytes_per_device"] == norms + (many["weight_bytes"] - norms) // 8
+    for arguments, message in (
+        (("--mesh", "model=8", "--policy", "adakv"), "its heads compete for one budget"),
+        (("--mesh", "model=3"), "8 KV heads do not go evenly onto model=3"),
+        (("--mesh", "data=3"), "batch=1 does not go evenly onto mesh data=3,model=1"),
+    ):
+        result = qevict("plan", "llama-3.1-8b", *arguments)
+        assert result.exit_code == 1 and message in result.stderr
+
+
+def test_heads_that_several_devices_hold_are_counted_on_each(qevict):
+    """8 KV heads on 16 devices: two copies of keys and values, of the full cache too."""
+    one = planned(qevict, "llama-3.1-8b", "--context", 8192, "--policy", "full")
+    many = planned(qevict, "llama-3.1-8b", "--context", 8192, "--policy", "full", "--mesh", "model=16")
+    assert many["full_kv_bytes"] == 2 * one["full_kv_bytes"]

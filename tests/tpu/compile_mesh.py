@@ -49,7 +49,7 @@ def measure(
     devices = DeviceMesh.make(MeshShape.parse(mesh), config.kv_heads, chips)
     split = devices.split
     policy = make_policy(config.kv_shape(), preset(**changes), total, platform="tpu", split=split)
-    greedy, one_device = Filters.of(Sampling()), Program.of(local_config(config, devices), split.axes)
+    greedy, one_device = Filters.of(Sampling()), Program.of(local_config(config, split), split.axes)
     decoder = Decoder(one_device, policy, greedy, (2,), OUTPUT, mesh=devices)
 
     def of_batch(dtype: Any, *axes: int) -> Any:
