@@ -9,8 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 # windows in a step: 32 fill the columns of one product of four warps
 QUANTIZED_BLOCK = 32
-# tokens in a step of full precision, which are about as many bytes
-DENSE_BLOCK = 64
+# Tokens in a step of full precision, by the bytes of a number: about as many bytes as a step of codes. Float32 is
+# multiplied without tensor cores, term by term: with more the compiler runs out of registers.
+DENSE_BLOCK = {2: 64, 4: 16}
 # programs that fill a chip: by their registers two at a time on each of the 132 multiprocessors of an H100
 PROGRAMS = 2 * 132
 
@@ -22,25 +23,28 @@ class Splits:
     Attributes:
         window: W.
         groups: steps of a block of quantized windows, each of which takes in some tokens of every window.
+        dense: tokens in a step of full precision.
         quantized, full, local: steps in each tier.
         each: steps of one program.
     """
 
     window: int
     groups: int
+    dense: int
     quantized: int
     full: int
     local: int
     each: int
 
     @staticmethod
-    def of(quantized: int, full: int, local: int, window: int, groups: int, copies: int) -> "Splits":
+    def of(quantized: int, full: int, local: int, window: int, groups: int, kv_dtype: str, copies: int) -> "Splits":
         """Splits of so many windows, quantized and full, and local rows.
 
         ``copies`` programs work on each, one a head, row block and sequence.
         """
-        steps = groups * -(-quantized // QUANTIZED_BLOCK), -(-full * window // DENSE_BLOCK), -(-local // DENSE_BLOCK)
-        return Splits(window, groups, *steps, each=max(1, round(sum(steps) * copies / PROGRAMS)))
+        dense = max(window, DENSE_BLOCK[jnp.dtype(kv_dtype).itemsize])
+        steps = groups * -(-quantized // QUANTIZED_BLOCK), -(-full * window // dense), -(-local // dense)
+        return Splits(window, groups, dense, *steps, each=max(1, round(sum(steps) * copies / PROGRAMS)))
 
     @property
     def quantized_programs(self) -> int:
@@ -60,7 +64,7 @@ class Splits:
     @property
     def dense_windows(self) -> int:
         """Windows of a step of full precision."""
-        return DENSE_BLOCK // self.window
+        return self.dense // self.window
 
     @property
     def windows(self) -> int:

@@ -21,14 +21,7 @@ from pallas_kernels.tiered_decode_attention import gpu_triton as triton
 from pallas_kernels.tiered_decode_attention.base import Mass, Tiers
 from pallas_kernels.tiered_decode_attention.gpu_dense import dense_block
 from pallas_kernels.tiered_decode_attention.gpu_quantized import TOKENS, Group, Place, Shape, quantized_block
-from pallas_kernels.tiered_decode_attention.gpu_splits import (
-    DENSE_BLOCK,
-    QUANTIZED_BLOCK,
-    Splits,
-    masses,
-    merge,
-    share,
-)
+from pallas_kernels.tiered_decode_attention.gpu_splits import QUANTIZED_BLOCK, Splits, masses, merge, share
 
 ROWS = 16  # query rows of a program: what one matrix instruction takes
 WARPS, STAGES = 4, 2
@@ -111,6 +104,7 @@ def tiered_decode_attention(
         tiers.local.shape[2],
         window,
         shape.groups,
+        kv_dtype,
         copies=batch * kv_heads * row_blocks,
     )
 
@@ -311,23 +305,23 @@ def _kernel(
         def full_step(step: Array, sums: online.Sums) -> online.Sums:
             ref, valid = refs.tiers.full, refs.tiers.full_valid
             assert ref is not None and valid is not None
-            token = step * DENSE_BLOCK + triton.iota(DENSE_BLOCK)
+            token = step * splits.dense + triton.iota(splits.dense)
             slot, within = lax.div(token, jnp.int32(shape.window)), lax.rem(token, jnp.int32(shape.window))
             exists, slot = slot < ref.shape[2], jnp.minimum(slot, ref.shape[2] - 1)
             attended = (valid[row, slot] != 0) & exists
-            seen = jnp.broadcast_to(attended[None, :], (ROWS, DENSE_BLOCK))
+            seen = jnp.broadcast_to(attended[None, :], (ROWS, splits.dense))
             return take_in(step, sums, ref, (slot, within), seen, attended)
 
         def local_step(step: Array, sums: online.Sums) -> online.Sums:
             ref = refs.tiers.local
-            token = (step - splits.full) * DENSE_BLOCK + triton.iota(DENSE_BLOCK)
+            token = (step - splits.full) * splits.dense + triton.iota(splits.dense)
             exists, token = token < ref.shape[2], jnp.minimum(token, ref.shape[2] - 1)
             position = refs.tiers.local_positions[row, token]
             seen = (position[None, :] <= row_positions[:, None]) & exists[None, :]
             return take_in(step, sums, ref, (token,), seen, (position <= newest) & exists)
 
         first, last = share(splits, split, quantized=False)
-        state = online.empty(ROWS, DENSE_BLOCK, shape.channels)
+        state = online.empty(ROWS, splits.dense, shape.channels)
         if splits.full:
             state = lax.fori_loop(first, jnp.minimum(last, splits.full), full_step, state)
         write(lax.fori_loop(jnp.maximum(first, splits.full), last, local_step, state))

@@ -35,7 +35,7 @@ def test_compiles_without_spills(kernel, device, record_property):
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1800,
     )
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-4000:]
