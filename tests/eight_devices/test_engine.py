@@ -8,10 +8,10 @@ import pytest
 from qevict_jax import CacheConfig, QEvictError, generate
 from qevict_jax.engine import Engine
 from qevict_jax.mesh import MeshShape
-from qevict_jax.models import LanguageModel
+from qevict_jax.models.partition import local_config
 from qevict_jax.policies import POLICIES
 from tests.eight_devices.models import CONTEXT, NEW, model_on, requests
-from tests.random_model import random_model
+from tests.random_model import CONFIGS
 
 MESH, SLOTS = "data=2,model=2", 4
 LOSSY = CacheConfig(budget=0.6, kv_dtype="float32", recent=8, quant_fraction=0.4)
@@ -76,6 +76,6 @@ def test_meshes_that_do_not_fit(mesh, message):
 
 
 def test_query_heads_that_do_not_go_evenly():
-    random = random_model("bias")  # 3 query heads, 1 KV head
+    config = CONFIGS["bias"]  # 3 query heads, 1 KV head
     with pytest.raises(QEvictError, match="3 query heads do not go evenly onto model=2"):
-        LanguageModel(random.config, random.program, random.params).on(MeshShape(model=2))
+        local_config(config, MeshShape(model=2).split_heads(config.kv_heads))
