@@ -15,6 +15,20 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from pallas_kernels.float_bits import from_bits
 
 
+def by_kv_head(q: Float[Array, "B T H D"], kv_heads: int) -> Float[Array, "B K TG D"]:
+    """Queries in float32, scaled, with those that share a KV head together: rows for `scores`."""
+    batch, tokens, _, head_dim = q.shape
+    rows = q.astype(jnp.float32).reshape(batch, tokens, kv_heads, -1, head_dim) * head_dim**-0.5
+    return jnp.moveaxis(rows, 1, 2).reshape(batch, kv_heads, -1, head_dim)
+
+
+def by_query(out: Float[Array, "B K TG D"], tokens: int) -> Float[Array, "B T H D"]:
+    """The way back, for what was made of such rows."""
+    batch, kv_heads, _, head_dim = out.shape
+    apart = out.reshape(batch, kv_heads, tokens, -1, head_dim)
+    return jnp.moveaxis(apart, 2, 1).reshape(batch, tokens, -1, head_dim)
+
+
 def scores(
     queries: Float[Array, "B K N D"], stack: Shaped[Array, "L B *s K_2_D"], layer: Int[Array, ""], kv_dtype: str
 ) -> Float[Array, "B K N S"]:

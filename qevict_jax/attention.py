@@ -85,16 +85,14 @@ def dense_head_by_head(
     kv_dtype: str,
 ) -> Float[Array, "B T H D"]:
     """`dense_attention` for a CPU: a third of the time and less memory (LOG.md)."""
-    batch, count, heads, head_dim = q.shape
+    _, count, heads, head_dim = q.shape
     kv_heads = tokens.shape[-1] // (2 * head_dim)
-    rows = q.astype(jnp.float32).reshape(batch, count, kv_heads, -1, head_dim) * head_dim**-0.5
-    rows = jnp.moveaxis(rows, 1, 2).reshape(batch, kv_heads, -1, head_dim)
+    rows = head_by_head.by_kv_head(q, kv_heads)
     seen = jnp.arange(tokens.shape[2]) <= q_positions[..., None]
     seen = jnp.repeat(seen, heads // kv_heads, axis=1)  # [B, T*G, S]
     logits = jnp.where(seen[:, None], head_by_head.scores(rows, tokens, layer, kv_dtype), -jnp.inf)
     out = head_by_head.mix(jax.nn.softmax(logits, axis=-1), seen.any(axis=1), tokens, layer, kv_dtype)
-    out = out.reshape(batch, kv_heads, count, -1, head_dim)
-    return jnp.moveaxis(out, 2, 1).reshape(q.shape)
+    return head_by_head.by_query(out, count)
 
 
 def dense_weights(

@@ -170,10 +170,9 @@ def _layer(
     block = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[layer], stacked))
     transform = program.transform(model)
     cos, sin = cos_sin(jnp.arange(x.shape[1], dtype=jnp.int32)[None], transform.inv_freq)
-    q, k, v = block.attn.qkv(block.attn_norm(x))
+    q, k, v = block.qkv(x)
     out, _ = causal_attention(rotate(q, cos, sin).astype(x.dtype), rotate(k, cos, sin).astype(x.dtype), v)
-    x = x + block.attn.out(out)
     keys = k[0].astype(jnp.float32)
     if transform.bias is not None:
         keys = keys - transform.bias[layer].astype(jnp.float32)
-    return x + block.mlp(block.mlp_norm(x)), keys, v[0].astype(jnp.float32)
+    return block.residual(x, out), keys, v[0].astype(jnp.float32)

@@ -46,13 +46,12 @@ def _loss(
     def layer(x: Float[Array, "1 S E"], xs: tuple) -> tuple:
         leaves, bias, key_move, value_move = xs
         block = nnx.merge(graph, leaves)
-        q, k, v = block.attn.qkv(block.attn_norm(x))
+        q, k, v = block.qkv(x)
         seen = k[0].astype(jnp.float32) - bias, v[0].astype(jnp.float32)
         k, v = k + key_move[None].astype(k.dtype), v + value_move[None].astype(v.dtype)
         q, k = rotate(q, cos, sin).astype(x.dtype), rotate(k, cos, sin).astype(x.dtype)
         out, _ = causal_attention(q, k, v, implementation="xla")  # no kernel has a backward pass for its log-sum-exp
-        x = x + block.attn.out(out)
-        return x + block.mlp(block.mlp_norm(x)), seen
+        return block.residual(x, out), seen
 
     x, seen = lax.scan(layer, model.lookup(tokens), (stacked, bias, *moved))
     log_probs = jax.nn.log_softmax(model.logits(x[:, :-1]))

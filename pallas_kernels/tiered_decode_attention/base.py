@@ -94,11 +94,9 @@ def tiered_decode_attention(
     Returns:
         Output in float32, zeros for a query that sees nothing, and the mass per window.
     """
-    batch, tokens, heads, head_dim = q.shape
+    batch, tokens, heads, _ = q.shape
     groups = heads // kv_heads
-    # [B, K, T*G, D]: the query rows that share a KV head stand together
-    rows = q.astype(jnp.float32).reshape(batch, tokens, kv_heads, groups, head_dim) * head_dim**-0.5
-    rows = jnp.transpose(rows, (0, 2, 1, 3, 4)).reshape(batch, kv_heads, tokens * groups, head_dim)
+    rows = head_by_head.by_kv_head(q, kv_heads)
 
     local_scores, local_mix = _products(tiers.local, layer, kv_heads, kv_dtype, serial)
     # a padding query may stand where nothing has been written yet
@@ -134,8 +132,7 @@ def tiered_decode_attention(
         out += full_mix(weights[1], valid)
     if windows is not None:
         out += _quantized_mix(weights[-1], windows, bits, window, serial)
-    out = out.reshape(batch, kv_heads, tokens, groups, head_dim)
-    out = jnp.transpose(out, (0, 2, 1, 3, 4)).reshape(batch, tokens, heads, head_dim)
+    out = head_by_head.by_query(out, tokens)
 
     received = [_received(w, q_valid, groups) for w in weights]
     return out, Mass(

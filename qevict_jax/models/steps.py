@@ -67,12 +67,8 @@ def prefill(
     cos, sin = cos_sin(positions, transform.inv_freq)
 
     def rotated(block: Block, _: Any, x: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
-        q, k, v = block.attn.qkv(block.attn_norm(x))
+        q, k, v = block.qkv(x)
         return rotate(q, cos, sin).astype(x.dtype), rotate(k, cos, sin).astype(x.dtype), v
-
-    def residual(block: Block, x: Array, out: Array) -> Array:
-        x = x + block.attn.out(out)
-        return x + block.mlp(block.mlp_norm(x))
 
     blocks = _Blocks(model)
     heads = program.config.heads, program.config.kv_heads, program.config.kv_heads
@@ -86,7 +82,7 @@ def prefill(
             out, lse = causal_attention(q, k, v, policy.plan.config.implementation)
         with jax.named_scope("admit"):
             cache = policy.admit(cache, index, Prompt(q, k, v, lse, length), transform)
-        return (over_tokens(block_at, residual, x, out), cache), None
+        return (over_tokens(block_at, Block.residual, x, out), cache), None
 
     (x, cache), _ = lax.scan(layer, (model.lookup(tokens), policy.init(batch)), jnp.arange(program.config.layers))
     last = jnp.take_along_axis(x, jnp.maximum(length - 1, 0)[:, None, None], axis=1)[:, 0]
@@ -148,13 +144,12 @@ def _feed(
 
     def layer(carry: tuple, block: Block, index: Array) -> tuple:
         x, cache = carry
-        q, k, v = block.attn.qkv(block.attn_norm(x))
+        q, k, v = block.qkv(x)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         with jax.named_scope("attention"):
             rows = merge_kv(k, v.astype(jnp.float32))
             cache, out, seen = policy.attend(cache, index, q, rows, valid, transform)
-        x = x + block.attn.out(out.astype(x.dtype))
-        return (x + block.mlp(block.mlp_norm(x)), cache), seen
+        return (block.residual(x, out.astype(x.dtype)), cache), seen
 
     (x, cache), seen = _scan_layers(model, layer, (model.lookup(tokens), cache), emits=True)
     return model, x, policy.observe(cache, seen, count)
@@ -176,10 +171,9 @@ def all_logits(
     cos, sin = cos_sin(jnp.broadcast_to(positions, tokens.shape), program.transform(model).inv_freq)
 
     def layer(x: Array, block: Block, index: Array) -> Array:
-        q, k, v = block.attn.qkv(block.attn_norm(x))
+        q, k, v = block.qkv(x)
         out, _ = causal_attention(rotate(q, cos, sin).astype(x.dtype), rotate(k, cos, sin).astype(x.dtype), v)
-        x = x + block.attn.out(out)
-        return x + block.mlp(block.mlp_norm(x))
+        return block.residual(x, out)
 
     return model.logits(_scan_layers(model, layer, model.lookup(tokens)))
 

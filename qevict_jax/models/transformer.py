@@ -105,6 +105,17 @@ class Block(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden, config.rms_eps, dtype)
         self.mlp = MLP(config, dtype, axes=axes, rngs=rngs)
 
+    def qkv(
+        self, x: Float[Array, "B T E"]
+    ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"], Float[Array, "B T K D"]]:
+        """Queries, keys and values of the residual stream, before RoPE."""
+        return self.attn.qkv(self.attn_norm(x))
+
+    def residual(self, x: Float[Array, "B T E"], heads: Float[Array, "B T H D"]) -> Float[Array, "B T E"]:
+        """The residual stream behind the layer, from that before it and the output of its attention."""
+        x = x + self.attn.out(heads)
+        return x + self.mlp(self.mlp_norm(x))
+
 
 class Embedding(nnx.Module):
     """Token embedding ``[V, E]``."""
