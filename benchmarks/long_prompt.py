@@ -56,9 +56,7 @@ def main(
         "weight_bytes": weights,
         "layer_bytes": layer,
         "kv_bytes": engine.kv_bytes,
-        "prefill_seconds": engine.prefill_seconds,
-        "decode_seconds": engine.decode_seconds,
-        "compile_seconds": engine.compiled.seconds,
+        **{f"{part}_seconds": seconds for part, seconds in engine.spent._asdict().items()},
     }
     print(json.dumps(found))
     if found["resident_bytes"] > found["limit_bytes"]:

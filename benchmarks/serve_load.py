@@ -3,7 +3,8 @@
 """`qevict serve` under load: what many clients of mixed manners get, and what they leave behind in the server.
 
 Regime: more clients than slots and queue hold, prompts and answers of mixed lengths, greedy and sampled, whole and
-streamed; a third of the requests is given up after a while, wherever they are by then, and one in ten is malformed.
+streamed; a third of the requests hangs up in the middle of its stream, some others while they wait, and one in ten is
+malformed.
 
     python -m benchmarks.serve_load --model CONVERTED --seconds 300
 
@@ -48,6 +49,7 @@ MALFORMED: list[bytes | dict[str, Any]] = [
     {"prompt": "a", "logit_bias": {"5": 1}},
     {"prompt": "a", "tools": [{"type": "function"}]},
     {"prompt": "a", "colour": "blue"},
+    {"prompt": "a", "\ud800": 1},
     {"prompt": "a", "model": "another"},
     {"prompt": "long " * 5000},
 ]
@@ -111,7 +113,7 @@ class Load:
                     end = await self.request(api, draw)
                 except openai.APIStatusError as error:
                     end = f"status {error.status_code}"
-                    await asyncio.sleep(1)
+                    await asyncio.sleep(draw.uniform(2, 10))
                 except (openai.OpenAIError, OSError) as error:
                     end = type(error).__name__
                 self.ends[end] += 1
@@ -127,41 +129,37 @@ class Load:
         options["temperature"] = draw.choice([0.0, 0.0, 1.0])
         if draw.random() < 0.3:
             options["top_p"] = 0.9
-        patience = draw.uniform(0, 60) if manner < 0.1 + 1 / 3 else None
-        streams = manner >= 0.3
+        leaves_after = draw.randint(1, 6) if manner < 0.1 + 1 / 3 else None  # pieces
+        patience = draw.uniform(0, 60) if manner > 0.9 else None
+        if draw.random() < 0.5:
+            options["messages"], create = [{"role": "user", "content": prompt}], api.chat.completions.create
+        else:
+            options["prompt"], create = prompt, api.completions.create
         try:
             async with asyncio.timeout(patience):
-                if draw.random() < 0.5:
-                    return await self.chat(api, prompt, options, streams)
-                return await self.completion(api, prompt, options, streams)
+                if leaves_after is None and draw.random() < 0.5:
+                    await create(**options)
+                    return "complete"
+                began = time.monotonic()
+                stream = await create(stream=True, **options)
         except TimeoutError:
-            return "given up"
+            return "given up while waiting"
+        return await self.read(stream, began, leaves_after)
 
-    async def chat(self, api: openai.AsyncOpenAI, prompt: str, options: dict[str, Any], streams: bool) -> str:
-        messages: Any = [{"role": "user", "content": prompt}]
-        if streams:
-            return await self.read(await api.chat.completions.create(messages=messages, stream=True, **options))
-        await api.chat.completions.create(messages=messages, **options)
-        return "complete"
-
-    async def completion(self, api: openai.AsyncOpenAI, prompt: str, options: dict[str, Any], streams: bool) -> str:
-        if streams:
-            return await self.read(await api.completions.create(prompt=prompt, stream=True, **options))
-        await api.completions.create(prompt=prompt, **options)
-        return "complete"
-
-    async def read(self, stream: Any) -> str:
-        """Reads a stream to its end; a stream that ends without a reason has been cut."""
-        reason, began = None, time.monotonic()
-        shown = False
+    async def read(self, stream: Any, began: float, leaves_after: int | None) -> str:
+        """Reads a stream, asked for at ``began``, to its end or for some pieces; without a reason to end it was cut."""
+        reason, pieces = None, 0
         try:
             async for chunk in stream:
                 (choice,) = chunk.choices
-                text = choice.delta.content if hasattr(choice, "delta") else choice.text
-                if text and not shown:
-                    self.first_piece.append(time.monotonic() - began)
-                    shown = True
                 reason = choice.finish_reason
+                if not (choice.delta.content if hasattr(choice, "delta") else choice.text):
+                    continue
+                pieces += 1
+                if pieces == 1:
+                    self.first_piece.append(time.monotonic() - began)
+                if pieces == leaves_after and reason is None:
+                    return "given up in mid-stream"
         finally:
             await stream.close()
         return "complete" if reason else "cut"

@@ -24,16 +24,19 @@ _STEP = 1024  # tokens by which contexts differ
 _MANY = 1 << 12  # sequences that no chip holds
 
 
-def limit(measure: Callable[[int], Memory], hbm_bytes: int, low: int, best: Memory) -> tuple[int, Memory]:
-    """The largest number that fits, and its memory; the next one does not.
+def limit(measure: Callable[[int], Memory], hbm_bytes: int, first: int = 1) -> tuple[int, Memory | None]:
+    """The largest number that fits, and its memory; the next one does not. 0 and None if 1 does not fit.
 
     Args:
         measure: the memory of a program for a number, larger for a larger one.
         hbm_bytes: what there is.
-        low: a number that fits.
-        best: its memory.
+        first: the number to begin with.
     """
-    high, stride = None, 1
+    low, high, stride = max(1, first), None, 1
+    while not (best := measure(low)).fits:
+        if low == 1:
+            return 0, None
+        low, high = max(1, low // 2), low
     while high is None or high - low > 1:
         assert best.peak_bytes is not None and best.weight_bytes is not None
         # all but the weights grows with the number
@@ -79,15 +82,13 @@ def main(
 
 def _limits(asked: Question, hbm_bytes: int) -> dict:
     """Both limits of a cache on a slice."""
-    one = memory(replace(asked, batch=1))
-    if not one.fits:
-        return {"batch": {"count": 0}, "context": {"count": 0}}
-    blocks = asked.total // _STEP
-    batch, held = limit(lambda n: memory(replace(asked, batch=n)), hbm_bytes, 1, one)
-    blocks, longest = limit(lambda n: memory(replace(asked, batch=1, total=n * _STEP)), hbm_bytes, blocks, one)
+    batch, held = limit(lambda n: memory(replace(asked, batch=n)), hbm_bytes)
+    blocks, longest = limit(
+        lambda n: memory(replace(asked, batch=1, total=n * _STEP)), hbm_bytes, first=asked.total // _STEP
+    )
     return {
-        "batch": {"count": batch, "memory": asdict(held)},
-        "context": {"count": blocks * _STEP, "memory": asdict(longest)},
+        "batch": {"count": batch, "memory": held and asdict(held)},
+        "context": {"count": blocks * _STEP, "memory": longest and asdict(longest)},
     }
 
 

@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from pallas_kernels.float_bits import from_bits
+from pallas_kernels.head_by_head import by_kv_head, by_query
 
 NOWHERE = jnp.iinfo(jnp.int32).max  # position of a slot that holds nothing
 
@@ -52,8 +53,7 @@ def coded_attention(
     """
     batch, count, heads, head_dim = q.shape
     groups = heads // kv_heads
-    rows = q.astype(jnp.float32).reshape(batch, count, kv_heads, groups, head_dim) * head_dim**-0.5
-    rows = jnp.transpose(rows, (0, 2, 1, 3, 4)).reshape(batch * kv_heads, count * groups, head_dim)
+    rows = by_kv_head(q, kv_heads).reshape(batch * kv_heads, count * groups, head_dim)
     if plain is None or plain_positions is None:
         plain_positions = jnp.zeros((batch, 0), jnp.int32)
         apart = jnp.zeros((2, batch * kv_heads, 0, head_dim))
@@ -82,6 +82,5 @@ def coded_attention(
 
     row_of_head = jnp.arange(batch * kv_heads) // kv_heads
     out, weights = lax.map(attend, (row_of_head, rows, coded, apart[0], apart[1]))
-    out = out.reshape(batch, kv_heads, count, groups, head_dim)
-    out = jnp.transpose(out, (0, 2, 1, 3, 4)).reshape(batch, count, heads, head_dim)
-    return out, weights.reshape(batch, kv_heads, count * groups, -1)
+    out, weights = (x.reshape(batch, kv_heads, count * groups, -1) for x in (out, weights))
+    return by_query(out, count), weights

@@ -9,7 +9,7 @@ Every program works on all slots, each row by itself: a row gives the same bits 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,27 @@ class Drawn:
     active: bool
 
 
+class Spent(NamedTuple):
+    """Seconds that an engine has spent.
+
+    Attributes:
+        prefill: on reading prompts and drawing first tokens; this and the next without compilation.
+        decode: on decoding.
+        compile: on compiling its programs.
+    """
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    compile: float = 0.0
+
+    def since(self, before: "Spent") -> "Spent":
+        """The difference."""
+        return Spent(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+NOTHING_SPENT = Spent()
+
+
 class Engine:
     """Slots in which sequences decode together.
 
@@ -68,9 +89,7 @@ class Engine:
         slots: B, sequences that decode at once.
         max_context: tokens of prompt and output of a sequence; a budget ratio counts against a full cache of as many.
         eos: ids that end a row.
-        compiled: the programs, with the time that compiling them took.
-        prefill_seconds: spent on reading prompts and drawing first tokens; this and the next without compilation.
-        decode_seconds: spent on decoding.
+        compiled: the programs.
         since_event: decode steps since the last routing event; rows join when it is 0.
     """
 
@@ -120,7 +139,7 @@ class Engine:
         ends = tuple(sorted(self.eos))
         decoder = Decoder(model.program, self._policy, filters, ends, capacity, log_probs, model.mesh)
         self.compiled = Compiled(decoder)
-        self.prefill_seconds = self.decode_seconds = 0.0
+        self._prefill_seconds = self._decode_seconds = 0.0
         self.since_event = 0
         self._running: Rows | None = None
         self._seen: dict[int, int] = {}  # slots that are taken, and how many of their tokens were looked at
@@ -130,6 +149,11 @@ class Engine:
     def plan(self) -> CachePlan:
         """Capacities and bytes of a row's cache, on all devices that share it."""
         return self._policy.plan.on(self._model.split.devices)
+
+    @property
+    def spent(self) -> Spent:
+        """Seconds since the engine was made."""
+        return Spent(self._prefill_seconds, self._decode_seconds, self.compiled.seconds)
 
     @property
     def kv_bytes(self) -> int:
@@ -212,11 +236,19 @@ class Engine:
         given = next((size for size in self._prompt_sizes if size >= longest), bucket(longest))
         return min(given, self.max_context)
 
-    def prepare(self) -> None:
+    def prepare_reading(self) -> None:
         """Compiles reading one prompt of every one of ``prompt_sizes``, so that no request has to wait for it."""
         for size in self._prompt_sizes:
             shapes = (jax.ShapeDtypeStruct(axes, jnp.int32) for axes in ((1, size), (1,)))
             self.compiled.prepare("read", self._params, *shapes)
+
+    def prepare_release(self) -> None:
+        """Compiles ending a row before its time.
+
+        Raises:
+            ValueError: no row has joined yet.
+        """
+        self.compiled.prepare("release", self._batch.state, np.int32(0))
 
     def feed(self, cache: Any, rows: Sequence[Sequence[int]]) -> tuple[jax.Array, Any]:
         """Given ids go to a cache that was read, with a routing event after them.
@@ -253,7 +285,7 @@ class Engine:
         began, before = time.perf_counter(), self.compiled.seconds
         with interrupts_deferred():
             result = jax.block_until_ready(self.compiled(name, self._params, *args))
-        self.prefill_seconds += time.perf_counter() - began - (self.compiled.seconds - before)
+        self._prefill_seconds += time.perf_counter() - began - (self.compiled.seconds - before)
         return result
 
     def insert(self, rows: Rows, slots: Sequence[int]) -> None:
@@ -347,7 +379,7 @@ class Engine:
             if self.since_event == self._policy.event_steps:
                 state, self.since_event = self.compiled("event", self._params, state), 0
             self._running = Rows(jax.block_until_ready(state), numbers)
-        self.decode_seconds += time.perf_counter() - began - (self.compiled.seconds - before)
+        self._decode_seconds += time.perf_counter() - began - (self.compiled.seconds - before)
 
     def release(self, slot: int) -> None:
         """Ends a row, if it has not ended, and frees its slot.
@@ -364,7 +396,7 @@ class Engine:
             del self._seen[slot]
 
     def withdraw(self) -> Rows:
-        """Takes all rows out; the engine is as it was when it was made.
+        """Takes all rows out; the engine has none, as when it was made, and keeps its programs.
 
         Raises:
             ValueError: no row has joined yet.

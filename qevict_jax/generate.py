@@ -118,6 +118,7 @@ class _Batch:
             filters=Filters.of(sampling),
             log_probs=log_probs,
         )
+        self._before = self.engine.spent
         self._requests = [Request(ids, max_new_tokens, sampling, row) for row, ids in enumerate(self.ids)]
 
     def reply(self, stop: Sequence[str]) -> Reply:
@@ -126,6 +127,7 @@ class _Batch:
 
     def prefill(self) -> Rows:
         """Rows of all prompts; questions are read with them or fed to what is left of them."""
+        self._before = self.engine.spent
         fed = self.questions if self.protocol == AGNOSTIC else [0] * len(self.ids)
         parts = [(ids[: len(ids) - count], ids[len(ids) - count :]) for ids, count in zip(self.ids, fed, strict=True)]
         logits, cache = self.engine.read([context for context, _ in parts], size=self._size)
@@ -139,9 +141,7 @@ class _Batch:
             reply,
             prompt_tokens=len(self.ids[row]),
             steps=max(len(other.tokens) for other in replies) - 1,
-            time_to_first_token=self.engine.prefill_seconds,
-            decode_seconds=self.engine.decode_seconds,
-            compile_time=self.engine.compiled.seconds,
+            before=self._before,
             protocol=self.protocol,
             question_tokens=self.questions[row],
         )

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from qevict_jax.engine import Engine
+from qevict_jax.engine import NOTHING_SPENT, Engine, Spent
 from qevict_jax.reply import Reply
 
 
@@ -51,9 +51,7 @@ def make_result(
     *,
     prompt_tokens: int,
     steps: int,
-    time_to_first_token: float,
-    decode_seconds: float,
-    compile_time: float,
+    before: Spent = NOTHING_SPENT,
     protocol: str | None = None,
     question_tokens: int = 0,
 ) -> Result:
@@ -64,13 +62,12 @@ def make_result(
         reply: what came, whole or cut short.
         prompt_tokens: tokens that the row had seen before the first one drawn.
         steps: decode steps of the batch.
-        time_to_first_token: seconds.
-        decode_seconds: of all steps.
-        compile_time: seconds.
+        before: what the engine had spent before this row; default, it was made for it.
         protocol: as in `Result`.
         question_tokens: as in `Result`.
     """
     plan, kv_bytes = engine.plan, engine.kv_bytes
+    spent = engine.spent.since(before)
     fed = prompt_tokens + len(reply.tokens) - 1  # the token drawn last is never fed
     return Result(
         text=reply.text,
@@ -82,9 +79,9 @@ def make_result(
         full_kv_bytes=plan.full_kv_bytes,
         ratio_allocated=kv_bytes / plan.full_kv_bytes,
         ratio_own=kv_bytes / (fed * (plan.full_kv_bytes // plan.total_len)),
-        time_to_first_token=time_to_first_token,
-        time_per_token=decode_seconds / max(1, steps),
-        compile_time=compile_time,
+        time_to_first_token=spent.prefill,
+        time_per_token=spent.decode / max(1, steps),
+        compile_time=spent.compile,
         protocol=protocol,
         question_tokens=question_tokens,
     )

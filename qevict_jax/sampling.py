@@ -143,14 +143,15 @@ def _filtered(logits: Float[Array, "B V"], filters: Filters, numbers: Numbers, r
 def _most_likely(logits: Float[Array, "B V"], filters: Filters, numbers: Numbers) -> Float[Array, "B V"]:
     """Top-k, then top-p."""
     ordered = -jnp.sort(-logits, axis=-1)
+    rank = jnp.arange(ordered.shape[-1])
     if filters.top_k:
-        rank = jnp.arange(ordered.shape[-1])
         most = jnp.where(numbers.top_k > 0, numbers.top_k, ordered.shape[-1])
         ordered = jnp.where(rank < most[:, None], ordered, -jnp.inf)
     if filters.top_p:
         probs = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(probs, axis=-1) - probs
-        # sums of rounded probabilities may pass 1 before the last token
-        ordered = jnp.where((before < numbers.top_p[:, None]) | (numbers.top_p[:, None] >= 1), ordered, -jnp.inf)
+        top_p = numbers.top_p[:, None]
+        # sums of rounded probabilities may pass 1 before the last token, and the smallest top_p are 0 in float32
+        ordered = jnp.where((before < top_p) | (top_p >= 1) | (rank == 0), ordered, -jnp.inf)
     least = jnp.min(jnp.where(jnp.isfinite(ordered), ordered, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(logits >= least, logits, -jnp.inf)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from qevict_jax.config import CacheConfig
-from qevict_jax.engine import Engine, Request
+from qevict_jax.engine import Engine, Request, Spent
 from qevict_jax.interrupts import interrupts_deferred
 from qevict_jax.models import LanguageModel
 from qevict_jax.reply import Reply, pieces
@@ -72,13 +72,17 @@ class Session:
         Stopping to listen, or Ctrl-C, ends the reply there; the conversation goes on from what was said.
 
         Raises:
-            QEvictError: the conversation would outgrow ``max_context``, its template rewrites earlier turns, or
-                the last reply still goes on.
+            QEvictError: ``max_new_tokens`` is below 1, the conversation would outgrow ``max_context``, its template
+                rewrites earlier turns, or the last reply still goes on.
         """
+        if max_new_tokens < 1:
+            raise QEvictError(f"max_new_tokens={max_new_tokens} must be at least 1")
         if not text.strip():
             raise QEvictError("an empty message has no answer")
         if not self._engine.free:
             raise QEvictError("the last reply still goes on; read it to its end or close it first")
+        if self.messages and self.messages[-1]["role"] == "user":  # that turn was given up before its reply began
+            self.messages.append({"role": "assistant", "content": ""})
         new_text, new_ids = self._next_turn(text)
         ahead = self.length + len(new_ids)
         room = self._max_context - ahead
@@ -90,7 +94,7 @@ class Session:
             )
         self.messages.append({"role": "user", "content": text})
         self._rendered, self._pending = new_text, self._pending + new_ids
-        return self._reply(min(max_new_tokens, room), stop)
+        return self._reply(len(self.messages), min(max_new_tokens, room), stop)
 
     def _next_turn(self, text: str) -> tuple[str, list[int]]:
         """The conversation's text up to the next reply, and the ids that are new in it."""
@@ -105,38 +109,36 @@ class Session:
             raise QEvictError("the chat template of this model rewrites earlier turns, so its cache cannot be kept")
         return whole, self._tokenizer.encode(rest[len(said) :], add_bos=False)
 
-    def _reply(self, max_new_tokens: int, stop: Sequence[str]) -> Iterator[str]:
+    def _reply(self, turn: int, max_new_tokens: int, stop: Sequence[str]) -> Iterator[str]:
+        if turn != len(self.messages):
+            raise QEvictError("the conversation went on without this reply")
         engine = self._engine
-        prefill, decode, compile_time = engine.prefill_seconds, engine.decode_seconds, engine.compiled.seconds
-        before = self.length
-        logits = self._take_in()
-        request = Request((), max_new_tokens, self._sampling)
-        with interrupts_deferred():
-            engine.insert(engine.begin(logits, self._cache, [request]), [0])
-            self._cache = None
+        spent, ahead = engine.spent, self.length
         reply = Reply(self._tokenizer, engine.eos, stop)
+        logits = self._take_in()
         try:
+            with interrupts_deferred():
+                engine.insert(engine.begin(logits, self._cache, [Request((), max_new_tokens, self._sampling)]), [0])
+                self._cache = None
             yield from pieces(engine, reply)
         finally:
-            with interrupts_deferred():
-                # an interrupt may have lost the last token on its way here
-                said = Reply(self._tokenizer, engine.eos, stop)
-                said.push(engine.row(0))
-                engine.finish_block()  # the next turn's chunks count from here
-                self.result = make_result(
-                    engine,
-                    said,
-                    prompt_tokens=before,
-                    steps=len(said.tokens) - 1,
-                    time_to_first_token=engine.prefill_seconds - prefill,
-                    decode_seconds=engine.decode_seconds - decode,
-                    compile_time=engine.compiled.seconds - compile_time,
-                )
-                self._pending = [] if said.tokens[-1] in engine.eos else [said.tokens[-1]]
-                self._cache = engine.withdraw().state.cache
-                # what the cache holds, a stop string included
-                drawn = [token for token in said.tokens if token not in engine.eos]
-                self.messages.append({"role": "assistant", "content": self._tokenizer.decode(drawn)})
+            if not engine.free:
+                with interrupts_deferred():
+                    self._end(stop, ahead, spent)
+
+    def _end(self, stop: Sequence[str], prompt_tokens: int, before: Spent) -> None:
+        """What a reply has said becomes a part of the conversation, and its row the cache of the next turn."""
+        engine = self._engine
+        # an interrupt may have lost the last token on its way to the reply that was read
+        said = Reply(self._tokenizer, engine.eos, stop)
+        said.push(engine.row(0))
+        engine.finish_block()  # the next turn's chunks count from here
+        self.result = make_result(engine, said, prompt_tokens=prompt_tokens, steps=len(said.tokens) - 1, before=before)
+        self._pending = [] if said.tokens[-1] in engine.eos else [said.tokens[-1]]
+        self._cache = engine.withdraw().state.cache
+        # what the cache holds, a stop string included
+        drawn = [token for token in said.tokens if token not in engine.eos]
+        self.messages.append({"role": "assistant", "content": self._tokenizer.decode(drawn)})
 
     def _take_in(self) -> jax.Array:
         """Brings pending ids into the cache: the first turn at once, later ones in chunks, each with an event."""

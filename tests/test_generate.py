@@ -78,6 +78,18 @@ def test_bytes_are_those_of_the_plan(endless, answers):
         assert answer.ratio_own == plan.kv_bytes / own
 
 
+def test_a_stream_that_is_read_again_counts_its_times_anew(endless):
+    pieces = stream(endless, [1] * 20, cache=LOSSY, max_new_tokens=STEPS)
+    for _ in range(2):
+        before = pieces._batch.engine.spent
+        list(pieces)
+        assert pieces.result is not None
+        times = pieces._batch.engine.spent.since(before)
+        found = pieces.result
+        counted = (found.time_to_first_token, found.time_per_token * (STEPS - 1), found.compile_time)
+        assert counted == pytest.approx(tuple(times))
+
+
 def test_exact_lengths_are_exact(model):
     assert stream(model, [1] * 60, cache=FULL, max_new_tokens=STEPS, buckets=False).policy.plan.total_len == 60 + STEPS
 

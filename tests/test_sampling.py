@@ -51,6 +51,7 @@ def same(sampling, rows):
         Sampling(temperature=1.0, top_k=1000),
         Sampling(temperature=1.0, top_p=0.7),
         Sampling(temperature=1.0, top_p=1e-6),
+        Sampling(temperature=1.0, top_p=1e-50),  # 0 in float32
         Sampling(temperature=1.0, min_p=0.3),
         Sampling(temperature=1.0, min_p=1.0),
         Sampling(temperature=1.5, top_k=5, top_p=0.9, min_p=0.2),

@@ -4,10 +4,13 @@
 
 import copy
 import dataclasses
+import os
+import signal
 
 import pytest
 
 from qevict_jax import CacheConfig, QEvictError, Session, generate
+from qevict_jax.interrupts import interrupts_deferred
 from tests.converted import load_converted
 from tests.tiny_tokenizer import END_OF_TURN
 
@@ -60,6 +63,36 @@ def test_a_reply_that_is_cut_short_stays_in_the_conversation(model):
     assert session.result.tokens == answer(model, [*ids, *said, *next_turn(model, "go on")])
 
 
+@pytest.mark.parametrize("given_up", ["unread", "while it is read", "before it is decoded"])
+def test_a_turn_that_is_given_up_before_its_reply_stays_in_the_conversation(model, monkeypatch, given_up):
+    session = Session(model, cache=FULL, max_context=256)
+    list(session.send("the sea", max_new_tokens=DRAWN))
+    said, engine = session.result.tokens, session._engine
+    reply = session.send("and a turn of more tokens than an event has steps", max_new_tokens=DRAWN)
+    if given_up != "unread":
+        name = "feed" if given_up == "while it is read" else "insert"
+        whole = getattr(engine, name)
+
+        def interrupted(*args):
+            monkeypatch.undo()
+            with interrupts_deferred():
+                result = whole(*args)
+                os.kill(os.getpid(), signal.SIGINT)
+            return result
+
+        monkeypatch.setattr(engine, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(reply)
+    middle = session.result.tokens if given_up == "before it is decoded" else ()
+    list(session.send("go on", max_new_tokens=DRAWN))
+    assert [message["role"] for message in session.messages] == ["user", "assistant"] * 3
+    with pytest.raises(QEvictError if given_up == "unread" else StopIteration):
+        next(reply)
+    ids = model.tokenizer.chat([{"role": "user", "content": "the sea"}])
+    ids += [*said, *next_turn(model, "and a turn of more tokens than an event has steps"), *middle]
+    assert session.result.tokens == answer(model, ids + next_turn(model, "go on"))
+
+
 def test_the_cache_does_not_grow(model):
     session = Session(model, cache=TIERED, max_context=256)
     lengths = []
@@ -95,6 +128,8 @@ def test_bad_input(model):
         Session(model, max_context=0)
     with pytest.raises(QEvictError, match="empty message"):
         Session(model, cache=FULL, max_context=64).send("  ")
+    with pytest.raises(QEvictError, match="max_new_tokens=0 must be at least 1"):
+        Session(model, cache=FULL, max_context=64).send("one", max_new_tokens=0)
     with pytest.raises(QEvictError, match="no chat template"):
         Session(dataclasses.replace(model, tokenizer=None))
 

@@ -46,6 +46,8 @@ class Worker:
         logits = self.model(ids, cache=cache, use_cache=True, logits_to_keep=1).logits
         first = logits[:, -1].argmax(-1, keepdim=True)
         elapsed = time.perf_counter() - began
+        if cache.get_seq_length() != ids.shape[1]:  # an argument of another name is swallowed
+            raise RuntimeError(f"transformers {transformers.__version__} has not filled the cache that it was given")
         self.rows = cache, first
         return elapsed
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qevict_jax.cli.options import MeshOption, cache_options, sampling_options
+from qevict_jax.cli.options import OneRowMesh, cache_options, check_one_row, sampling_options
 from qevict_jax.cli.report import size, summary
 from qevict_jax.config import CacheConfig
 from qevict_jax.sampling import Sampling
@@ -28,7 +28,7 @@ def run(
     dtype: Annotated[
         str | None, typer.Option(help="Compute in float32, bfloat16 or float16; default float32 on a CPU.")
     ] = None,
-    mesh: MeshOption = None,
+    mesh: OneRowMesh = None,
     *,
     cache: CacheConfig,
     sampling: Sampling,
@@ -36,6 +36,7 @@ def run(
     """Talks with a model; its compressed cache is kept between turns. Ctrl-C ends an answer, /exit the conversation."""
     if max_new_tokens < 1:
         raise QEvictError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    check_one_row(mesh)
     from qevict_jax.models import load_model
     from qevict_jax.session import Session
 
@@ -71,11 +72,12 @@ def _answer(session: "Session", text: str, max_new_tokens: int, stop: list[str])
     except QEvictError as error:  # the conversation stands as it was
         typer.echo(f"error: {error}", err=True)
         return
+    before = session.result
     try:
         for piece in pieces:
             typer.echo(piece, nl=False)
     except KeyboardInterrupt:
         typer.echo(" [interrupted]", nl=False)
     typer.echo()
-    if session.result is not None:
+    if session.result is not None and session.result is not before:  # else nothing was drawn
         typer.echo(summary(session.result), err=True)

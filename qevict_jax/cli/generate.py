@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from qevict_jax.cli.options import MeshOption, cache_options, sampling_options
+from qevict_jax.cli.options import OneRowMesh, cache_options, check_one_row, sampling_options
 from qevict_jax.cli.prompts import QuestionAware, read_prompt
 from qevict_jax.cli.report import summary
 from qevict_jax.cli.watch import check_watch, watch
@@ -39,7 +39,7 @@ def run(
     dtype: Annotated[
         str | None, typer.Option(help="Compute in float32, bfloat16 or float16; default float32 on a CPU.")
     ] = None,
-    mesh: MeshOption = None,
+    mesh: OneRowMesh = None,
     distributed: Annotated[
         str | None,
         typer.Option(
@@ -71,6 +71,7 @@ def run(
         raise QEvictError("--distributed does nothing without --mesh")
     if live and mesh is not None:
         raise QEvictError("--watch shows the tiers of one device; leave --mesh out")
+    check_one_row(mesh)
     from qevict_jax.generate import stream
     from qevict_jax.mesh import join_processes
     from qevict_jax.models import load_model

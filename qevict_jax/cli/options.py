@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from qevict_jax.config import POLICY_FIELDS, CacheConfig, idle_fields
+from qevict_jax.mesh import MeshShape
 from qevict_jax.policies import policy_options
 from qevict_jax.sampling import Sampling
 from qevict_jax.types import QEvictError
@@ -24,6 +25,14 @@ MeshOption = Annotated[
     typer.Option(
         "--mesh",
         help="Devices to spread rows and the model over, e.g. data=2,model=4; default one device.",
+        show_default=False,
+    ),
+]
+OneRowMesh = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        help="Devices to spread the model over, e.g. model=4; default one device.",
         show_default=False,
     ),
 ]
@@ -44,6 +53,16 @@ def sweep_options(command: Callable) -> Callable:
 def sampling_options(command: Callable) -> Callable:
     """Gives a command an option per field of `Sampling`; it receives the record as ``sampling``."""
     return with_record(command, "sampling", _parameters(Sampling), lambda **given: Sampling(**_stated(given)))
+
+
+def check_one_row(mesh: str | None) -> None:
+    """Before anything is loaded: whether one sequence can take all of a mesh.
+
+    Raises:
+        QEvictError: it cannot, or the mesh is none.
+    """
+    if mesh is not None and (data := MeshShape.parse(mesh).data) > 1:
+        raise QEvictError(f"mesh {mesh!r}: data={data} splits the rows of a batch, and this is one; leave data out")
 
 
 def cache_config(preset: str = "tuned", **given: Any) -> CacheConfig:

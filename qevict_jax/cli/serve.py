@@ -67,3 +67,5 @@ def run(
         err=True,
     )
     server.run()
+    if server.failed:
+        raise QEvictError("the engine has failed; the log above says why")

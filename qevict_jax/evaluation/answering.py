@@ -165,9 +165,6 @@ class Answerer:
                 reply,
                 prompt_tokens=len(question.tokens),
                 steps=max(len(other.tokens) for other in replies) - 1,
-                time_to_first_token=0.0,
-                decode_seconds=engine.decode_seconds,
-                compile_time=engine.compiled.seconds,
                 protocol=self.protocol if question.question_tokens else None,
                 question_tokens=question.question_tokens,
             )

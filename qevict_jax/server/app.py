@@ -72,11 +72,11 @@ async def _answer(request: HTTPRequest, worker: Worker, reader: Reader, chat: bo
     body = await _body(request)
     # tokenizing a long prompt takes a while
     asked = await run_in_threadpool(reader.chat if chat else reader.completion, body)
-    documents = Documents(chat, reader.name, len(asked.request.ids))
+    documents = Documents(chat, reader.name, len(asked.request.ids), asked.include_usage)
     job, queue = _queued(asked)
     worker.submit(job)
     if asked.stream:
-        return _Stream(worker, job, queue, documents, asked.include_usage)
+        return _Stream(worker, job, queue, documents)
     text = ""
     async with aclosing(_events(worker, job, queue, request.receive)) as events:
         async for event in events:
@@ -140,11 +140,8 @@ async def _disconnected(receive: Callable[..., Any]) -> None:
 class _Stream(Response):
     """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html), one JSON document each."""
 
-    def __init__(
-        self, worker: Worker, job: Job, queue: "asyncio.Queue[Event]", documents: Documents, include_usage: bool
-    ):
-        self._worker, self._job, self._queue = worker, job, queue
-        self._documents, self._include_usage = documents, include_usage
+    def __init__(self, worker: Worker, job: Job, queue: "asyncio.Queue[Event]", documents: Documents):
+        self._worker, self._job, self._queue, self._documents = worker, job, queue, documents
         self.status_code, self.background = 200, None
         self.init_headers({"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
 
@@ -160,7 +157,7 @@ class _Stream(Response):
                 if isinstance(event, Piece):
                     await put(self._documents.piece(event.text))
                 elif isinstance(event, Finished):
-                    await put(*self._documents.last(event.reason, event.tokens, self._include_usage))
+                    await put(*self._documents.last(event.reason, event.tokens))
                 else:
                     await put(event.body)
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})

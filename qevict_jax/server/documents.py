@@ -16,11 +16,13 @@ class Documents:
         chat: a chat completion rather than a completion.
         model: name of the model.
         prompt_tokens: tokens of the prompt.
+        include_usage: a stream ends with a chunk that counts tokens; ``usage`` is null in the others.
     """
 
     chat: bool
     model: str
     prompt_tokens: int
+    include_usage: bool = False
     id: str = field(init=False)
     created: int = field(init=False)
 
@@ -41,16 +43,17 @@ class Documents:
         """The chunk of some text."""
         return self._chunk({"content": text}, text, None)
 
-    def last(self, reason: str, tokens: int, include_usage: bool) -> list[dict[str, Any]]:
+    def last(self, reason: str, tokens: int) -> list[dict[str, Any]]:
         """The chunks that end a stream."""
         end = [self._chunk({}, "", reason)]
-        if include_usage:
+        if self.include_usage:
             end.append(self._document("chat.completion.chunk", [], usage=self._usage(tokens)))
         return end
 
     def _chunk(self, delta: dict[str, str], text: str, reason: str | None) -> dict[str, Any]:
         said = {"delta": delta} if self.chat else {"text": text}
-        return self._document("chat.completion.chunk", [self._choice(said, reason)])
+        usage = {"usage": None} if self.include_usage else {}
+        return self._document("chat.completion.chunk", [self._choice(said, reason)], **usage)
 
     def _choice(self, said: dict[str, Any], reason: str | None) -> dict[str, Any]:
         return {"index": 0, **said, "logprobs": None, "finish_reason": reason}

@@ -57,7 +57,8 @@ class Parameters:
             if name in known or name in _LABELS:
                 continue
             if name not in _NEUTRAL:
-                raise ServerError(400, f"unknown parameter {name!r}", param=name, code="unknown_parameter")
+                said = shown(name)  # any text may be a name, also one that no UTF-8 can say
+                raise ServerError(400, f"unknown parameter {said}", param=said.strip('"'), code="unknown_parameter")
             if not any(value == ok and isinstance(value, bool) == isinstance(ok, bool) for ok in _NEUTRAL[name]):
                 raise ServerError(
                     400, f"{name}={shown(value)} is not supported", param=name, code="unsupported_parameter"

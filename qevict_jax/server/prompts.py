@@ -16,7 +16,7 @@ from qevict_jax.models import LanguageModel
 from qevict_jax.models.tokenizer import Tokenizer
 from qevict_jax.sampling import Sampling
 from qevict_jax.server.errors import ServerError
-from qevict_jax.server.parameters import Parameters, text, wrong
+from qevict_jax.server.parameters import Parameters, shown, text, wrong
 from qevict_jax.types import QEvictError
 
 _SHARED = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "stream_options", "max_tokens"}
@@ -76,7 +76,7 @@ class Reader:
         self._check_model(parameters)
         ids = self._prompt(parameters.get("prompt"))
         default = min(_DEFAULT_COMPLETION_TOKENS, self.max_new_tokens)
-        return self._asked(parameters, ids, "max_tokens", default)
+        return self._asked(parameters, "prompt", ids, "max_tokens", default)
 
     def chat(self, body: bytes) -> Asked:
         """The body of ``/v1/chat/completions``; an answer may take all of the context that is left.
@@ -90,16 +90,17 @@ class Reader:
         if "max_tokens" in parameters and "max_completion_tokens" in parameters:
             raise ServerError(400, "give max_completion_tokens or max_tokens, not both", param="max_tokens")
         name = "max_tokens" if "max_tokens" in parameters else "max_completion_tokens"
-        return self._asked(parameters, ids, name, max(1, min(self.max_new_tokens, self.max_context - len(ids))))
+        default = max(1, min(self.max_new_tokens, self.max_context - len(ids)))
+        return self._asked(parameters, "messages", ids, name, default)
 
-    def _asked(self, parameters: Parameters, ids: list[int], limit: str, default: int) -> Asked:
+    def _asked(self, parameters: Parameters, prompt: str, ids: list[int], limit: str, default: int) -> Asked:
         most = parameters.integer(limit, default, 1, self.max_new_tokens)
         if len(ids) + most > self.max_context:
             raise ServerError(
                 400,
                 f"the prompt has {len(ids)} tokens; with {most} for the answer that is over the context of "
                 f"{self.max_context} tokens",
-                param="messages" if limit == "max_completion_tokens" else "prompt",
+                param=prompt,
                 code="context_length_exceeded",
             )
         stream, options = parameters.boolean("stream"), parameters.get("stream_options")
@@ -113,9 +114,8 @@ class Reader:
     def _check_model(self, parameters: Parameters) -> None:
         name = parameters.string("model")
         if name != self.name:
-            raise ServerError(
-                404, f"there is no model {name!r}; this server has {self.name!r}", param="model", code="model_not_found"
-            )
+            message = f"there is no model {shown(name)}; this server has {shown(self.name)}"
+            raise ServerError(404, message, param="model", code="model_not_found")
 
     def _prompt(self, prompt: Any) -> list[int]:
         """A text or token ids; a list of just one of these is the same."""
@@ -154,7 +154,7 @@ def _message(name: str, message: Any) -> dict[str, str]:
         raise wrong(name, message, 'an object like {"role": "user", "content": "..."}')
     more = [key for key, value in message.items() if key not in ("role", "content") and value is not None]
     if more:
-        raise ServerError(400, f"{name}: {more[0]!r} is not supported", param=name, code="unsupported_parameter")
+        raise ServerError(400, f"{name}: {shown(more[0])} is not supported", param=name, code="unsupported_parameter")
     if message.get("role") not in _ROLES:
         raise wrong(f"{name}.role", message.get("role"), f"one of {', '.join(_ROLES)}")
     content = message.get("content")

@@ -52,12 +52,21 @@ class Server(uvicorn.Server):
         """Capacities and bytes of one request's cache."""
         return self._worker.engine.plan
 
+    @property
+    def failed(self) -> bool:
+        """Whether the engine has failed, which ends the server."""
+        return self._worker.failed
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens, and says where."""
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._announce(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end, as it also must when the engine has failed."""
+        return await super().on_tick(counter) or self.failed
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends jobs, then connections, then the worker's thread; in bounded time."""

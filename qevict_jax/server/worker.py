@@ -75,6 +75,7 @@ class Worker:
         self._running: dict[int, tuple[Job, Reply]] = {}
         self._changed = threading.Condition()
         self._deadline: float | None = None  # when jobs that still run are ended; set when stopping
+        self._failed = False
         self._thread = threading.Thread(target=self._run, name="qevict-engine", daemon=True)
         self.metrics = Metrics(
             slots=engine.slots,
@@ -94,14 +95,20 @@ class Worker:
         self.engine.insert(self.engine.prefill([Request((0,), 2, Sampling())]), [slot])
         self.engine.decode_block()
         self.engine.release(slot)
+        self.engine.prepare_release()
         if warm_up:
-            self.engine.prepare()
+            self.engine.prepare_reading()
         self._thread.start()
 
     @property
     def alive(self) -> bool:
         """Whether jobs are taken."""
         return self._thread.is_alive() and self._deadline is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine has failed; no job is taken then."""
+        return self._failed
 
     def submit(self, job: Job) -> None:
         """Queues a job.
@@ -111,7 +118,7 @@ class Worker:
         """
         with self._changed:
             if not self.alive:
-                raise _unavailable()
+                raise self._unavailable()
             free = self.engine.slots - len(self._running)  # filled at the next chance
             if len(self._waiting) >= self._queue_limit + free:
                 self.metrics.refused()
@@ -136,7 +143,7 @@ class Worker:
             waiting, self._waiting = list(self._waiting), deque()
             self._changed.notify()
         for job in waiting:
-            self._fail(job, _unavailable())
+            self._fail(job, self._unavailable())
 
     def join(self, timeout: float) -> bool:
         """Waits for the thread to end after `stop`; whether it did."""
@@ -152,6 +159,7 @@ class Worker:
                     self._hand_out(self.engine.decode_block())
         except Exception:
             log.exception("the engine failed; no more requests are taken")
+            self._failed = True
         finally:
             with self._changed:
                 self._deadline = self._deadline or time.monotonic()
@@ -159,7 +167,7 @@ class Worker:
                 self._waiting.clear()
                 self._running.clear()
             for job in left:
-                self._fail(job, _unavailable())
+                self._fail(job, self._unavailable())
 
     def _wait(self) -> bool:
         """Until there is something to do; False when there never will be."""
@@ -185,7 +193,15 @@ class Worker:
                 # in its place before it is read, so that it is never in neither list
                 self._running[slot] = (job, Reply(self._tokenizer, self.engine.eos, job.stop))
             self.metrics.read(len(job.request.ids))
-            self.engine.insert(self.engine.prefill([job.request]), [slot])
+            try:
+                rows = self.engine.prefill([job.request])
+            except Exception:  # it has taken nothing of the batch, which goes on
+                log.exception("a prompt of %d tokens could not be read", len(job.request.ids))
+                with self._changed:
+                    del self._running[slot]
+                self._fail(job, ServerError(500, "the prompt could not be read; the server's log says more"))
+                continue
+            self.engine.insert(rows, [slot])
             self._hand_out(self.engine.drawn())
 
     def _hand_out(self, drawn: dict[int, Drawn]) -> None:
@@ -210,6 +226,6 @@ class Worker:
         self.metrics.ended("failed")
         job.deliver(error)
 
-
-def _unavailable() -> ServerError:
-    return ServerError(503, "the server is shutting down", code="unavailable")
+    def _unavailable(self) -> ServerError:
+        why = "the engine has failed; the server's log says more" if self._failed else "the server is shutting down"
+        return ServerError(503, why, code="unavailable")

@@ -86,6 +86,7 @@ def test_a_stop_string_ends_the_answer(qevict, checkpoint):
         (["CHECKPOINT", "--prompt-file", "CHECKPOINT"], "is not a file"),
         (["CHECKPOINT", "a", "--question-agnostic"], "--question-agnostic needs a text and a --question"),
         (["CHECKPOINT"], "there is no prompt"),
+        (["nowhere", "a", "--mesh", "data=2,model=2"], "data=2 splits the rows of a batch, and this is one"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

@@ -136,7 +136,8 @@ def test_a_prompt_that_does_not_fit_is_told_by_how_much(reader):
     error = refused(completion, reader, prompt=[1] * 50, max_tokens=20)
     assert (error.status, error.code) == (400, "context_length_exceeded")
     assert error.message == "the prompt has 50 tokens; with 20 for the answer that is over the context of 64 tokens"
-    assert refused(chat, reader, messages=[{"role": "user", "content": "x" * 99}]).param == "messages"
+    for limit in ({}, {"max_tokens": 60}, {"max_completion_tokens": 60}):
+        assert refused(chat, reader, messages=[{"role": "user", "content": "x" * 99}], **limit).param == "messages"
 
 
 def test_values_of_any_depth_are_refused(reader):

@@ -11,7 +11,7 @@ from qevict_jax.sampling import Sampling
 from qevict_jax.server.errors import ServerError
 from qevict_jax.server.serve import prompt_sizes
 from qevict_jax.server.worker import Finished, Job, Piece, Worker
-from tests.server.conftest import CACHE, CONTEXT, SLOTS
+from tests.server.conftest import CACHE, CONTEXT, SLOTS, wait_until
 
 
 @pytest.fixture
@@ -42,12 +42,17 @@ def finish(events):
 def test_prompts_of_all_sizes_are_compiled_before_the_first_request(worker):
     assert prompt_sizes(300) == [64, 96, 128, 192, 256, 300] and prompt_sizes(64) == [64] and prompt_sizes(5) == [5]
     engine = worker.engine
-    engine.prepare()
+    engine.prepare_reading()
     before = engine.compiled.seconds
     for length in (3, 70, 126):
         work, events = job(tokens=2, prompt=(5,) * length)
         worker.submit(work)
         assert finish(events)[-1] == Finished("length", 2)
+    work, events = job(tokens=100)
+    worker.submit(work)
+    assert isinstance(events.get(timeout=30), Piece)
+    worker.cancel(work)
+    wait_until(lambda: len(engine.free) == SLOTS)
     assert engine.compiled.seconds - before < 0.1
 
 
@@ -83,9 +88,28 @@ def test_a_failing_engine_tells_everyone_and_takes_no_more(worker, monkeypatch):
             told.append(error)
     told += [finish(events)[-1] for work, events in jobs[: len(jobs) - len(told)]]
     assert [error.status for error in told] == [503] * len(jobs)
-    assert worker.join(30.0) and not worker.alive
-    with pytest.raises(ServerError):
+    assert worker.join(30.0) and not worker.alive and worker.failed
+    with pytest.raises(ServerError, match="the engine has failed"):
         worker.submit(job()[0])
+
+
+def test_a_prompt_that_cannot_be_read_fails_alone(worker, monkeypatch):
+    read = worker.engine.prefill
+
+    def fail(requests):
+        if len(requests[0].ids) > 3:
+            raise RuntimeError("out of memory")
+        return read(requests)
+
+    monkeypatch.setattr(worker.engine, "prefill", fail)
+    other, others_events = job(tokens=60)
+    worker.submit(other)
+    work, events = job(prompt=(5,) * 4)
+    worker.submit(work)
+    (error,) = finish(events)
+    assert (error.status, error.message) == (500, "the prompt could not be read; the server's log says more")
+    assert finish(others_events)[-1] == Finished("length", 60)
+    assert worker.alive and not worker.failed and worker.engine.free == list(range(SLOTS))
 
 
 def test_stopping_refuses_waits_for_nobody_longer_than_asked(worker):
