@@ -61,17 +61,19 @@ def families(result: Results) -> dict[str, list[str]]:
 def _ruler(result: Results) -> list[Table]:
     lengths = sorted({int(task.partition("@")[2]) for task in result.tasks})
     return [
-        _task_table(result, f"RULER at {length:,} tokens, {_subject(result)}", RULER_COLUMNS, f"@{length}")
+        _task_table(result, f"RULER at {length:,} tokens, {subject(result)}", RULER_COLUMNS, f"@{length}")
         for length in lengths
     ]
 
 
 def _longbench(result: Results) -> list[Table]:
-    return [_task_table(result, f"LongBench, {_subject(result)}", LONGBENCH_COLUMNS, "")]
+    return [_task_table(result, f"LongBench, {subject(result)}", LONGBENCH_COLUMNS, "")]
 
 
-def _subject(result: Results) -> str:
-    return result.model if result.protocol == AWARE else f"{result.model}, {result.protocol}"
+def subject(result: Results) -> str:
+    """What a table or plot is of, besides its benchmark: all that keeps runs apart."""
+    protocol = "" if result.protocol == AWARE else result.protocol
+    return ", ".join(filter(None, (result.model, result.dtype, result.format, protocol)))
 
 
 def _task_table(result: Results, title: str, known: dict[str, tuple[str, str]], suffix: str) -> Table:
@@ -123,7 +125,7 @@ def _gsm8k(result: Results) -> list[Table]:
             if across
         ]
         rows += [Row(name, None, tuple(at(name, budget) for budget in budgets)) for name in methods]
-        title = f"GSM8K, {column.title}, {result.model}"
+        title = f"GSM8K, {column.title}, {subject(result)}"
         if rows:
             tables.append(Table(f"{title}: by KV-cache budget", across, [("", rows)], note=_note(result)))
         own = [cache for cache in result.caches if cache.budget is None and not cache.full]
@@ -161,7 +163,7 @@ def _ablation(result: Results) -> list[Table]:
         cells = tuple(result.scores.get((cache.label, *key)) for key in keys)
         return Row(cache.name, _memory(result, cache, result.tasks), cells, not cache.full)
 
-    title = f"Ablation: {_ABLATIONS[result.what]}, {result.model}"
+    title = f"Ablation: {_ABLATIONS[result.what]}, {subject(result)}"
     return [Table(title, tuple(columns), _groups(result, row), first="Setting", note=_note(result))]
 
 

@@ -10,7 +10,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from qevict_jax.evaluation.paper_tables import families
+from qevict_jax.evaluation.paper_tables import families, subject
 from qevict_jax.evaluation.results import CacheRow, Results
 from qevict_jax.evaluation.tables import mean_of
 from qevict_jax.types import QEvictError
@@ -69,7 +69,7 @@ def plot_pareto(result: Results, path: str | Path) -> None:
         axes.set_title(f"{family}: {kind}" if len(kinds) > 1 else family)
     handles = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize="small")
-    figure.suptitle(f"{result.benchmark}, {result.model}")
+    figure.suptitle(f"{result.benchmark}, {subject(result)}")
     figure.savefig(path, dpi=130)
 
 

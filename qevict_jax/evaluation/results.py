@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qevict_jax.config import POLICY_FIELDS
 from qevict_jax.evaluation.runs import line_key, read_configuration, read_lines
@@ -68,6 +68,8 @@ class Results:
         model: as it was named.
         what: what an ablation varies, else "".
         protocol: "question-aware" or "question-agnostic".
+        format: how prompts are written where a benchmark has several ways (a row of `gsm8k.FORMATS`), else "".
+        dtype: of computation, "" in a run that does not tell.
         caches: in the order of the runs.
         tasks: in the order of the runs.
         scores: by label, task and name of the score. `AGREEMENT` with the full cache (share of its tokens at the same
@@ -80,6 +82,8 @@ class Results:
     model: str
     what: str
     protocol: str
+    format: str
+    dtype: str
     caches: tuple[CacheRow, ...]
     tasks: tuple[str, ...]
     scores: dict[tuple[str, str, str], Mean]
@@ -88,36 +92,59 @@ class Results:
 
 
 def gather(directories: Sequence[Path]) -> list[Results]:
-    """Results of run directories; runs of one benchmark and protocol on one model become one.
+    """Results of run directories; runs that ask the same of one model become one, whatever caches they measured.
 
     Raises:
-        QEvictError: no run, a damaged one, or two that answered different samples under the same name.
+        QEvictError: no run, a damaged one, or two that gave a sample different prompts or a cache different settings.
     """
-    groups: dict[tuple, list[tuple[Path, dict]]] = defaultdict(list)
+    groups: dict[_Group, list[_StoredRun]] = defaultdict(list)
     for directory in directories:
-        configuration = read_configuration(directory)
-        key = (configuration["benchmark"], configuration["model"], configuration.get("what", ""))
-        key = (*key, configuration.get("protocol", AWARE))
-        groups[key].append((directory, configuration))
-    return [_results(key, runs) for key, runs in groups.items()]
+        run = _StoredRun(directory, read_configuration(directory))
+        groups[run.group].append(run)
+    return [_results(group, runs) for group, runs in groups.items()]
 
 
-def _results(key: tuple[str, str, str, str], runs: list[tuple[Path, dict]]) -> Results:
+class _Group(NamedTuple):
+    """What the runs of one table have in common; fields of `Results`."""
+
+    benchmark: str
+    model: str
+    what: str
+    protocol: str
+    format: str
+    dtype: str
+
+
+class _StoredRun(NamedTuple):
+    directory: Path
+    configuration: dict[str, Any]
+
+    @property
+    def group(self) -> _Group:
+        absent = {"what": "", "protocol": AWARE, "format": "", "dtype": ""}  # runs of earlier versions lack some
+        stored = absent | self.configuration
+        return _Group(**{name: stored[name] for name in _Group._fields})
+
+
+def _results(group: _Group, runs: Sequence[_StoredRun]) -> Results:
     caches: dict[str, CacheRow] = {}
     lines: dict[tuple, dict] = {}
+    asked: dict[tuple[str, int], tuple[str | None, _StoredRun]] = {}
     expected = 0
-    for directory, configuration in runs:
-        for record in configuration["caches"]:
+    for run in runs:
+        for record in run.configuration["caches"]:
             row = CacheRow(record["label"], record["name"], record["config"]["budget"], record["config"])
             if caches.setdefault(row.label, row) != row:
-                raise QEvictError(f"{directory}: {row.label!r} has other settings than in another run given")
-        expected += configuration["expected"]
-        for line in read_lines(directory):
-            there = lines.setdefault(line_key(line), line)
-            if there is not line:
+                raise QEvictError(f"{run.directory}: {row.label!r} has other settings than in another run given")
+        expected += run.configuration["expected"]
+        for line in read_lines(run.directory):
+            # of whatever cache: figures in one table must come from the same prompts
+            prompt = line.get("prompt_sha256")
+            first, asker = asked.setdefault((line["task"], line["index"]), (prompt, run))
+            if first != prompt:
+                raise _other_prompts(line, asker, run)
+            if lines.setdefault(line_key(line), line) is not line:
                 expected -= 1
-                if there.get("prompt_sha256") != line.get("prompt_sha256"):
-                    raise QEvictError(f"{directory}: {line['task']} has other samples than in another run given")
     full = {row.label for row in caches.values() if row.full}
     reference = {(task, index): line for (label, task, index), line in lines.items() if label in full}
     scores: dict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -130,12 +157,24 @@ def _results(key: tuple[str, str, str, str], runs: list[tuple[Path, dict]]) -> R
             scores[label, task, name].append(value)
         memory[label, task].append(line["kv_ratio"])
     return Results(
-        *key,
+        *group,
         tuple(caches.values()),
         tuple(dict.fromkeys(line["task"] for line in lines.values())),
         {name: Mean.of(values) for name, values in scores.items()},
         {name: Mean.of(values) for name, values in memory.items()},
         expected - len(lines),
+    )
+
+
+def _other_prompts(line: dict, one: _StoredRun, other: _StoredRun) -> QEvictError:
+    ours, theirs = one.configuration, other.configuration
+    # what the caches were, or what follows from the prompts, is no reason
+    names = (ours.keys() | theirs.keys()) - {"caches", "expected", "environments", "prompts_sha256"}
+    differing = sorted(name for name in names if ours.get(name) != theirs.get(name))
+    why = f" ({', '.join(differing)} differ)" if differing else ""
+    return QEvictError(
+        f"{one.directory} and {other.directory} gave sample {line['index']} of {line['task']} different prompts{why}, "
+        "so their caches cannot stand in one table: report each alone, or run one again with the settings of the other"
     )
 
 

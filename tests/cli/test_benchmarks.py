@@ -219,7 +219,7 @@ def test_a_run_is_not_overwritten_and_other_samples_are_not_mixed_in(
     assert "prompts_sha256, seed differ" in refused(*base, "--resume", "--seed", 1)
     other = (*RULER, "--model", checkpoint, "--out", tmp_path / "other", "--cache", "full", "--seed", 1)
     assert qevict(*other).exit_code == 0
-    assert "other samples" in refused("report", tmp_path / "run", tmp_path / "other")
+    assert "different prompts (seed differ)" in refused("report", tmp_path / "run", tmp_path / "other")
 
 
 def test_a_report_of_nothing(refused, tmp_path):
