@@ -7,6 +7,7 @@
 
 A line is one write to a file opened for appending, followed by fsync: whatever ends the process, all lines but the
 last are whole. A torn last line is cut off when the run is continued, so no sample is lost and none is there twice.
+The configuration is on disk, with its name, before the first line.
 """
 
 import fcntl
@@ -42,23 +43,28 @@ class Run:
             resume: continue the run that is there, or start if there is none.
 
         Raises:
-            QEvictError: another run is there, or one of another configuration, or a process is at it, or it is damaged.
+            QEvictError: another run is there, or one of another configuration or of none, or a process is at it, or it
+                is damaged.
         """
         self.directory, self.configuration = directory, json.loads(json.dumps(configuration))
         names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
-        there = _CONFIGURATION in names
         # a process that was killed before it had written the configuration leaves the other files
-        if not there and names - {_LINES, _TEMPORARY}:
+        if _CONFIGURATION not in names and names - {_LINES, _TEMPORARY}:
             raise QEvictError(f"{directory} is not empty and holds no run; choose another directory")
         directory.mkdir(parents=True, exist_ok=True)
         self._file = os.open(directory / _LINES, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             self._lock()
             # without a finished line there is nothing to lose, and the options may have been what was wrong
-            there = there and b"\n" in (directory / _LINES).read_bytes()
-            if there and not resume:
+            finished = b"\n" in (directory / _LINES).read_bytes()
+            if finished and not (directory / _CONFIGURATION).exists():
+                raise QEvictError(
+                    f"{directory} holds finished lines without the {_CONFIGURATION} that says what they answer; put it "
+                    "back, or choose another directory"
+                )
+            if finished and not resume:
                 raise QEvictError(f"{directory} holds a run already; --resume continues it, another directory keeps it")
-            environments = self._check_configuration() if there else []
+            environments = self._check_configuration() if finished else []
             _replace(directory / _CONFIGURATION, self.configuration | {"environments": [*environments, environment()]})
             self.done = {line_key(line) for line in self._repair()}
         except BaseException:
@@ -176,3 +182,9 @@ def _replace(file: Path, content: Mapping[str, Any]) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(temporary, file)
+    # or a power cut may undo the renaming after lines were written
+    directory = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -5,6 +5,7 @@
 import os
 import random
 import signal
+import stat
 import time
 
 import pytest
@@ -86,6 +87,28 @@ def test_a_run_without_a_finished_line_is_no_loss(tmp_path):
     with Run(tmp_path / "run", CONFIGURATION | {"seed": 1}) as run:
         run.append(line(0))
     assert read_lines(tmp_path / "run") == [line(0)] and read_configuration(tmp_path / "run")["seed"] == 1
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_finished_lines_of_an_unknown_run_are_not_adopted(tmp_path, resume):
+    content = written(tmp_path, 1)
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(QEvictError, match="finished lines without the run.json"):
+        Run(tmp_path, CONFIGURATION | {"seed": 1}, resume=resume)
+    assert (tmp_path / "samples.jsonl").read_bytes() == content and not (tmp_path / "run.json").exists()
+
+
+def test_the_name_of_the_configuration_is_on_disk_too(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def remember(file):
+        names = {path.name for path in tmp_path.iterdir()} if stat.S_ISDIR(os.fstat(file).st_mode) else set()
+        synced.append((os.fstat(file).st_ino, names))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", remember)
+    written(tmp_path, 0)
+    assert (tmp_path.stat().st_ino, {"run.json", "samples.jsonl"}) in synced
 
 
 def test_two_processes_are_never_at_one_run(tmp_path):
