@@ -39,6 +39,7 @@ def run(
     from qevict_jax.evaluation.answering import Answerer, Capacity
     from qevict_jax.evaluation.benchmark import check_caches, make_batches
     from qevict_jax.evaluation.caches import parse_caches
+    from qevict_jax.evaluation.fidelity import text_rows
     from qevict_jax.evaluation.longbench import make_questions as longbench_questions
     from qevict_jax.evaluation.provenance import read_source
     from qevict_jax.evaluation.ruler import Sources, make_questions
@@ -57,6 +58,9 @@ def run(
     model = options.load()
     model.check_one_device("an ablation")
     assert model.tokenizer is not None
+    tokens = model.tokenizer.encode(content, add_bos=False)
+    stretch = {"prefill": prefill, "steps": steps, "offsets": numbers("--offsets", offsets, int)}
+    text_rows(model, tokens, **stretch)  # fidelity is measured last, and would fail after hours of retrieval
     questions = make_questions(
         model.tokenizer,
         names(tasks),
@@ -90,9 +94,6 @@ def run(
             typer.echo(f"left out: {error}", err=True)
     if not fitting:
         raise QEvictError(f"no value of this ablation fits: {' '.join(errors.values())}")
-    tokens = model.tokenizer.encode(content, add_bos=False)
-    starts = numbers("--offsets", offsets, int)
-    stretch = {"prefill": prefill, "steps": steps, "offsets": starts}
     execute(
         replace(options, caches=[*full, *fitting]),
         "ablation",
@@ -100,5 +101,5 @@ def run(
         questions,
         {"what": what, "samples": samples, "seed": seed, **stretch, "left_out": errors, "texts_sha256": hashes},
         more=lambda run: run_fidelity(run, model, tokens, fitting, **stretch, progress=True),
-        more_lines=len(fitting) * len(starts),
+        more_lines=len(fitting) * len(stretch["offsets"]),
     )

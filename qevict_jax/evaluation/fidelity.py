@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
 from qevict_jax.config import CacheConfig
@@ -109,7 +109,7 @@ def fidelity(
         QEvictError: if the text is too short, or the model's context is, or a policy lacks its calibration.
     """
     model.check_one_device("fidelity")
-    rows = _rows(model, token_ids, prefill, steps, offsets)
+    rows = text_rows(model, token_ids, prefill, steps, offsets)
     if not 0 <= question < prefill:
         raise QEvictError(f"question={question} must lie in 0 .. {prefill - 1}, a part of the {prefill} prompt tokens")
     read = prefill - question
@@ -157,7 +157,14 @@ def _policy(model: LanguageModel, config: CacheConfig, total_len: int) -> Policy
         return error
 
 
-def _rows(model: LanguageModel, token_ids: Sequence[int], prefill: int, steps: int, offsets: Sequence[int]) -> Array:
+def text_rows(
+    model: LanguageModel, token_ids: Sequence[int], prefill: int, steps: int, offsets: Sequence[int]
+) -> Int[Array, "B N"]:
+    """The rows that `fidelity` reads: of each offset ``prefill + steps + 1`` tokens, with the model's BOS if it has one.
+
+    Raises:
+        QEvictError: the text or the model's context is too short, or a number is out of range; says what works.
+    """
     if prefill < 1 or steps < 1 or not offsets:
         raise QEvictError(f"prefill={prefill} and steps={steps} must be at least 1, and there must be an offset")
     if prefill + steps > model.config.max_position:

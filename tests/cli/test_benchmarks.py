@@ -189,6 +189,23 @@ def test_an_ablation_on_fidelity_and_retrieval(qevict, checkpoint, tmp_path, mad
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["--offsets", "0,100000"], "offset 100000 with prefill=256 and steps=32 needs 288 tokens"),
+        (["--prefill", "40000"], "exceed the model's context of 32768"),
+    ],
+)
+def test_an_ablation_knows_before_it_begins_that_fidelity_cannot_be_measured(
+    refused, checkpoint, tmp_path, made_up_answers, arguments, message
+):
+    (tmp_path / "text.txt").write_text("the sand and the sea and the stars over an island " * 40)
+    base = ("eval", "ablation", "--model", checkpoint, "--what", "bits", "--text", tmp_path / "text.txt")
+    base = (*base, "--prefill", 256, "--steps", 32, "--tasks", "niah_single_1", "--lengths", 768, "--samples", 1)
+    assert message in refused(*base, "--budgets", 0.3, "--out", tmp_path / "run", *arguments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
         (["--tasks", "niah"], "no task niah; there are"),
         (["--lengths", "many"], "--lengths many must be numbers"),
         (["--lengths", "400"], "niah_single_1 at 400 tokens: the question alone"),
