@@ -14,8 +14,10 @@ from qevict_jax.cli.benchmark import RunOptions, execute, run_options
 def run(
     test: Annotated[Path, typer.Option(help="Problems to solve: test.jsonl of GSM8K.")],
     train: Annotated[Path, typer.Option(help="Worked examples come from here: train.jsonl of GSM8K.")],
-    protocol: Annotated[str, typer.Option(help="'cot' (8 examples, 'The answer is') or 'qa' (5, '####').")] = "cot",
-    shots: Annotated[int | None, typer.Option(help="Worked examples; default that of the protocol.")] = None,
+    format: Annotated[
+        str, typer.Option("--format", "--protocol", help="'cot' (8 examples, 'The answer is') or 'qa' (5, '####').")
+    ] = "cot",
+    shots: Annotated[int | None, typer.Option(help="Worked examples; default that of the format.")] = None,
     samples: Annotated[int | None, typer.Option(help="The first so many problems; default all.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.")] = 256,
     *,
@@ -24,7 +26,7 @@ def run(
     """GSM8K (arXiv:2110.14168) on compressed caches. Prompts are plain text unless --chat is given."""
     from dataclasses import replace
 
-    from qevict_jax.evaluation.gsm8k import PROTOCOLS, make_questions, read_rows
+    from qevict_jax.evaluation.gsm8k import FORMATS, make_questions, read_rows
 
     problems, test_hash = read_rows(test)
     examples, train_hash = read_rows(train)
@@ -35,15 +37,15 @@ def run(
         model.tokenizer,
         problems,
         examples,
-        protocol=protocol,
+        format=format,
         shots=shots,
         count=samples,
         max_new_tokens=max_new_tokens,
         chat=bool(options.chat),
     )
     settings = {
-        "protocol": protocol,
-        "shots": PROTOCOLS[protocol].shots if shots is None else shots,
+        "format": format,
+        "shots": FORMATS[format].shots if shots is None else shots,
         "samples": samples,
         "max_new_tokens": max_new_tokens,
         "texts_sha256": {test.name: test_hash, train.name: train_hash},

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GSM8K (arXiv:2110.14168) from its published files, with worked examples out of its training rows.
 
-Two usual protocols: ``cot`` writes "Q:", "A:" and "The answer is N." (arXiv:2201.11903; eight examples, but not the
+Two usual formats: ``cot`` writes "Q:", "A:" and "The answer is N." (arXiv:2201.11903; eight examples, but not the
 published ones, which are not part of this library); ``qa`` keeps the rows as they are, with "Question:", "Answer:" and
 "#### N" (five examples).
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from qevict_jax.checks import check_one_of
 from qevict_jax.evaluation.answering import Question
 from qevict_jax.evaluation.prompting import prompt_tokens
 from qevict_jax.evaluation.provenance import read_source
@@ -26,7 +27,7 @@ STRICT, FLEXIBLE = "strict", "flexible"
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Format:
     """How questions and answers are written.
 
     Attributes:
@@ -44,9 +45,9 @@ class Protocol:
     stop: tuple[str, ...]
 
 
-PROTOCOLS = {
-    "cot": Protocol(8, "Q: ", "\nA:", "The answer is ", ("\nQ:", "\n\nQ")),
-    "qa": Protocol(5, "Question: ", "\nAnswer:", "#### ", ("\nQuestion:", "\n\nQuestion")),
+FORMATS = {
+    "cot": Format(8, "Q: ", "\nA:", "The answer is ", ("\nQ:", "\n\nQ")),
+    "qa": Format(5, "Question: ", "\nAnswer:", "#### ", ("\nQuestion:", "\n\nQuestion")),
 }
 
 
@@ -88,7 +89,7 @@ def make_questions(
     test: Sequence[Row],
     train: Sequence[Row],
     *,
-    protocol: str = "cot",
+    format: str = "cot",
     shots: int | None = None,
     count: int | None = None,
     max_new_tokens: int = 256,
@@ -100,24 +101,23 @@ def make_questions(
         tokenizer: the model's.
         test: problems to solve.
         train: the first ones are the worked examples.
-        protocol: a row of `PROTOCOLS`.
-        shots: worked examples; None for the protocol's number.
+        format: a row of `FORMATS`.
+        shots: worked examples; None for the format's number.
         count: the first so many problems; None for all.
         max_new_tokens: the most tokens of an answer.
         chat: put the model's chat format around all of it.
 
     Raises:
-        QEvictError: an unknown protocol, or not enough rows.
+        QEvictError: an unknown format, or not enough rows.
     """
-    if protocol not in PROTOCOLS:
-        raise QEvictError(f"protocol={protocol!r} must be one of {', '.join(PROTOCOLS)}")
-    form = PROTOCOLS[protocol]
+    check_one_of("format", format, tuple(FORMATS))
+    form = FORMATS[format]
     shots = form.shots if shots is None else shots
     if not 0 <= shots <= len(train):
         raise QEvictError(f"{shots} worked examples were asked for, the training file has {len(train)} rows")
     if count is not None and not 1 <= count <= len(test):
         raise QEvictError(f"{count} samples were asked for, the test file has {len(test)} rows")
-    examples = "".join(f"{_solved(form, protocol, row)}\n\n" for row in train[:shots])
+    examples = "".join(f"{_solved(form, format, row)}\n\n" for row in train[:shots])
     return [
         Question(
             task="gsm8k",
@@ -132,16 +132,16 @@ def make_questions(
     ]
 
 
-def score(form: Protocol, gold: str, text: str) -> dict[str, float]:
-    """1 or 0: by the number after the protocol's own words, and by the last number of the answer."""
+def score(form: Format, gold: str, text: str) -> dict[str, float]:
+    """1 or 0: by the number after the format's own words, and by the last number of the answer."""
     return {
         STRICT: float(strict_answer(form, text) == gold),
         FLEXIBLE: float(flexible_answer(text) == gold),
     }
 
 
-def strict_answer(form: Protocol, text: str) -> str | None:
-    """The number right after the first of the protocol's final words, None without one."""
+def strict_answer(form: Format, text: str) -> str | None:
+    """The number right after the first of the format's final words, None without one."""
     _, there, rest = text.partition(form.final)
     found = _NUMBER.match(rest) if there else None
     return normal(found.group()) if found else None
@@ -159,8 +159,8 @@ def normal(number: str) -> str:
     return number.rstrip("0").rstrip(".") if "." in number else number
 
 
-def _solved(form: Protocol, protocol: str, row: Row) -> str:
-    # the chain of thought is one line and ends in a sentence; the other protocol is the file's own form
-    way = f"{' '.join(row.rationale.split())} " if protocol == "cot" else f"{row.marked}\n"
-    end = "." if protocol == "cot" else ""
+def _solved(form: Format, name: str, row: Row) -> str:
+    # the chain of thought is one line and ends in a sentence; the other format is the file's own form
+    way = f"{' '.join(row.rationale.split())} " if name == "cot" else f"{row.marked}\n"
+    end = "." if name == "cot" else ""
     return f"{form.question}{row.question}{form.answer} {way}{form.final}{row.number}{end}"

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results in the shapes of the paper's tables: 2 RULER, 3 and 6 LongBench, 8-10 GSM8K, 11-13 and 17 ablations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from qevict_jax.evaluation.gsm8k import FLEXIBLE, STRICT
 from qevict_jax.evaluation.longbench.tasks import TASKS as LONGBENCH
@@ -48,21 +49,30 @@ def paper_tables(results: Sequence[Results]) -> list[Table]:
 
 
 def families(result: Results) -> dict[str, list[str]]:
-    """The families of a benchmark with the tasks of each that were run, in the order of the paper's tables."""
+    """The families of a benchmark with the tasks of each that were run, in the order of the paper's tables.
+
+    A family of RULER at each length is one of its own: scores at several lengths have no common mean.
+    """
     columns = LONGBENCH_COLUMNS if result.benchmark == "longbench" else RULER_COLUMNS
     found: dict[str, list[str]] = {}
-    for name, (family, _) in columns.items():
-        tasks = [task for task in result.tasks if task.partition("@")[0] == name]
-        if tasks:
-            found.setdefault(family, []).extend(tasks)
+    for length in _lengths(result):
+        suffix, place = ("", "") if length is None else (f"@{length}", f" at {length:,} tokens")
+        for name, (family, _) in columns.items():
+            if f"{name}{suffix}" in result.tasks:
+                found.setdefault(f"{family}{place}", []).append(f"{name}{suffix}")
     return found
 
 
+def _lengths(result: Results) -> list[int | None]:
+    """The lengths that the tasks name, ascending; one None for tasks without."""
+    named = (task.partition("@")[2] for task in result.tasks)
+    return sorted({int(length) if length else None for length in named}, key=lambda length: length or 0)
+
+
 def _ruler(result: Results) -> list[Table]:
-    lengths = sorted({int(task.partition("@")[2]) for task in result.tasks})
     return [
         _task_table(result, f"RULER at {length:,} tokens, {subject(result)}", RULER_COLUMNS, f"@{length}")
-        for length in lengths
+        for length in _lengths(result)
     ]
 
 
@@ -95,7 +105,7 @@ def _groups(result: Results, row: Callable[[CacheRow], Row]) -> list[tuple[str, 
     budgets = sorted({cache.budget for cache in result.caches if cache.budget is not None}, reverse=True)
     for budget in budgets:
         groups.append(
-            (f"{100 * budget:.4g}% KV-cache budget", [row(cache) for cache in result.caches if cache.budget == budget])
+            (f"{_budget(budget)} KV-cache budget", [row(cache) for cache in result.caches if cache.budget == budget])
         )
     own = [cache for cache in result.caches if not cache.full and cache.budget is None]
     if any(cache.quantization for cache in own):
@@ -106,40 +116,45 @@ def _groups(result: Results, row: Callable[[CacheRow], Row]) -> list[tuple[str, 
     return [(name, rows) for name, rows in groups if rows]
 
 
+def _budget(budget: float) -> str:
+    return f"{100 * budget:.4g}%"
+
+
 def _gsm8k(result: Results) -> list[Table]:
     """A table per score: (a) methods down and budgets across, (b) methods at their operating points."""
-    budgets = sorted({cache.budget for cache in result.caches if cache.budget is not None}, reverse=True)
-    methods = list(dict.fromkeys(cache.name for cache in result.caches if cache.budget is not None))
-    label = {(cache.name, cache.budget): cache.label for cache in result.caches}
     tables = []
     for score, column in _SCORES.items():
-        across = tuple(Column(f"{budget:.0%}", scale=column.scale) for budget in budgets)
-
-        def at(name: str, budget: float, score: str = score) -> Mean | None:
-            return result.scores.get((label.get((name, budget), ""), "gsm8k", score))
-
-        full = [cache for cache in result.caches if cache.full and (cache.label, "gsm8k", score) in result.scores]
-        rows = [
-            Row(cache.name, None, (result.scores[cache.label, "gsm8k", score], *[None] * (len(across) - 1)), False)
-            for cache in full
-            if across
-        ]
-        rows += [Row(name, None, tuple(at(name, budget) for budget in budgets)) for name in methods]
-        title = f"GSM8K, {column.title}, {subject(result)}"
-        if rows:
-            tables.append(Table(f"{title}: by KV-cache budget", across, [("", rows)], note=_note(result)))
-        own = [cache for cache in result.caches if cache.budget is None and not cache.full]
-        if own:
-            points = [
-                Row(
-                    cache.name if cache.budget is None else cache.label,
-                    _memory(result, cache, ["gsm8k"]),
-                    (result.scores.get((cache.label, "gsm8k", score)),),
-                )
-                for cache in [*own, *(cache for cache in result.caches if cache.ours and cache.budget is not None)]
-            ]
-            tables.append(Table(f"{title}: at operating points", (column,), [("", points)], note=_note(result)))
+        cells = {cache.label: result.scores.get((cache.label, "gsm8k", score)) for cache in result.caches}
+        # without the full cache nothing agrees with it or differs from it
+        if any(cells.values()):
+            title = f"GSM8K, {column.title}, {subject(result)}"
+            tables += _by_budget(result, title, column, cells) + _operating_points(result, title, column, cells)
     return tables
+
+
+def _by_budget(result: Results, title: str, column: Column, cells: Mapping[str, Mean | None]) -> list[Table]:
+    """Methods down and budgets across; the full cache stands at 100%."""
+    full = [cache for cache in result.caches if cache.full and cells[cache.label]]
+    compressed = [cache for cache in result.caches if cache.budget is not None]
+    budgets = sorted({cache.budget for cache in compressed if cache.budget is not None} | {1.0 for _ in full})[::-1]
+    at = {(cache.name, cache.budget): cells[cache.label] for cache in compressed}
+    at |= {(cache.name, 1.0): cells[cache.label] for cache in full}
+    methods = {cache.name: cache.full for cache in (*full, *compressed)}
+    rows = [Row(name, None, tuple(at.get((name, x)) for x in budgets), not whole) for name, whole in methods.items()]
+    across = tuple(replace(column, title=_budget(budget)) for budget in budgets)
+    return [Table(f"{title}: by KV-cache budget", across, [("", rows)], note=_note(result))] if rows else []
+
+
+def _operating_points(result: Results, title: str, column: Column, cells: Mapping[str, Mean | None]) -> list[Table]:
+    """Methods without a budget beside the full cache and ours at each budget; none if all have one."""
+    own = [cache for cache in result.caches if cache.budget is None and not cache.full]
+    full = [cache for cache in result.caches if cache.full and cells[cache.label]]
+    ours = [cache for cache in result.caches if cache.ours and cache.budget is not None]
+    rows = [
+        Row(cache.label, _memory(result, cache, ["gsm8k"]), (cells[cache.label],), not cache.full)
+        for cache in (*full, *own, *ours)
+    ]
+    return [Table(f"{title}: at operating points", (column,), [("", rows)], note=_note(result))] if own else []
 
 
 def _ablation(result: Results) -> list[Table]:

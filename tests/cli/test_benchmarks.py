@@ -11,7 +11,7 @@ from qevict_jax.evaluation import FidelityResult, ablation, benchmark
 from qevict_jax.evaluation.answering import Answerer
 from qevict_jax.evaluation.runs import Run, read_configuration, read_lines
 from qevict_jax.generate import Result
-from qevict_jax.questions import AGNOSTIC
+from qevict_jax.questions import AGNOSTIC, AWARE
 
 RULER = ("eval", "ruler", "--tasks", "niah_single_1", "--lengths", "768", "--samples", "2", "--kv-dtype", "float32")
 TWO_TIERS = "tuned quant_fraction=0"  # compiles fastest
@@ -152,11 +152,12 @@ def test_gsm8k_by_budget_and_against_the_full_cache(qevict, checkpoint, tmp_path
     tables = result.stdout.split("### ")[1:]
     titles = ["exact match (strict)", "exact match (flexible)", "token agreement", "first token that differs"]
     assert len(tables) == 4 and all(name in table for name, table in zip(titles, tables, strict=True))
-    assert "| Method | 60% | 40% |" in tables[0]
-    assert "| full | 100.0 |  |" in tables[1] and "| paper-gsm8k | 50.0 | 50.0 |" in tables[1]
+    assert "| Method | 100% | 60% | 40% |" in tables[0] and ", cot: by KV-cache budget" in tables[0]
+    assert "| full | 100.0 |  |  |" in tables[1] and "| paper-gsm8k |  | 50.0 | 50.0 |" in tables[1]
     assert "| paper-gsm8k | 83.3 | 83.3 |" in tables[2]  # every other answer has one token of three wrong
     assert "| paper-gsm8k | 2.0 | 2.0 |" in tables[3]
     stored = read_configuration(tmp_path / "run")
+    assert (stored["protocol"], stored["format"]) == (AWARE, "cot")
     assert stored["shots"] == 8 and stored["chat"] is False and len(stored["texts_sha256"]) == 1
     assert [cache["recent_share"] for cache in stored["caches"]] == [None, 0.25, 0.25]
 

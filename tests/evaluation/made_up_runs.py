@@ -9,8 +9,8 @@ RULER_TASKS = ("vt@64", "cwe@64", "fwe@64", "cwe@128")
 
 
 def full_score(cache, task):
-    """0.9 for the full cache, the budget for others."""
-    return 0.9 if cache.config.policy == "full" else cache.config.budget
+    """0.9 for the full cache, the budget for others, 0.5 without one."""
+    return 0.9 if cache.config.policy == "full" else cache.config.budget or 0.5
 
 
 def write_run(

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""GSM8K: prompts of both protocols, and answers found in text."""
+"""GSM8K: prompts of both formats, and answers found in text."""
 
 import json
 
 import pytest
 
 from qevict_jax.evaluation.gsm8k import (
-    PROTOCOLS,
+    FORMATS,
     flexible_answer,
     make_questions,
     normal,
@@ -40,9 +40,9 @@ def test_the_chain_of_thought_is_one_line_without_marks(tmp_path):
     assert question.stop[0] == "\nQ:" and question.references == ("1009",)
 
 
-def test_the_other_protocol_keeps_the_rows(tmp_path):
+def test_the_other_format_keeps_the_rows(tmp_path):
     train = rows(tmp_path, 10)
-    (question,) = make_questions(tokenizer(), train[9:], train, protocol="qa", chat=True)
+    (question,) = make_questions(tokenizer(), train[9:], train, format="qa", chat=True)
     text = decode(question.tokens)
     assert text.startswith(
         "[user]Question: What is 0 and 0?\nAnswer: It is <<0+0=0>>0 in all.\nSo much.\n#### 1000\n\nQuestion: What is 1"
@@ -53,7 +53,7 @@ def test_the_other_protocol_keeps_the_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "protocol, text, strict, flexible",
+    "format, text, strict, flexible",
     [
         ("cot", "He has 3 and 4. The answer is 7.", "7", "7"),
         ("cot", "The answer is $1,234.50. Q: 9", "1234.5", "9"),
@@ -68,8 +68,8 @@ def test_the_other_protocol_keeps_the_rows(tmp_path):
         ("qa", "no number", None, None),
     ],
 )
-def test_extraction(protocol, text, strict, flexible):
-    assert strict_answer(PROTOCOLS[protocol], text) == strict
+def test_extraction(format, text, strict, flexible):
+    assert strict_answer(FORMATS[format], text) == strict
     assert flexible_answer(text) == flexible
 
 
@@ -104,7 +104,7 @@ def test_files_of_another_form(tmp_path, content):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"protocol": "x"}, "one of cot, qa"),
+        ({"format": "x"}, "one of cot, qa"),
         ({"shots": 9}, "has 4 rows"),
         ({}, "has 4 rows"),
         ({"shots": 0, "count": 5}, "5 samples"),

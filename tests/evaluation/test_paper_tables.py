@@ -24,3 +24,45 @@ def test_what_keeps_runs_apart_is_in_the_title(tmp_path):
     titles = [table.title for table in paper_tables(gather([one, other]))]
     assert titles[0] == "RULER at 64 tokens, m, float32"
     assert titles[2] == "RULER at 64 tokens, m, bfloat16, question-agnostic"
+
+
+def gsm8k(directory, specs, **options):
+    options = {"benchmark": "gsm8k", "tasks": ("gsm8k",), "names": ("strict",), "format": "cot"} | options
+    return paper_tables(gather([write_run(directory, specs, **options)]))
+
+
+def test_the_full_cache_stands_at_all_of_the_memory_and_budgets_have_their_digits(tmp_path):
+    table, *against_full = gsm8k(tmp_path / "run", ["tuned"], budgets=(0.6, 0.125))
+    assert [column.title for column in table.columns] == ["100%", "60%", "12.5%"]
+    ((_, (full, tuned)),) = table.groups
+    assert [cell and cell.value for cell in full.cells] == [0.9, None, None] and not full.competes
+    assert [cell and cell.value for cell in tuned.cells] == [None, 0.6, 0.125]
+    assert [[column.title for column in table.columns] for table in against_full] == [["60%", "12.5%"]] * 2
+
+
+def test_a_budget_of_all_of_the_memory_stands_beside_the_full_cache(tmp_path):
+    table, *_ = gsm8k(tmp_path / "run", ["tuned"], budgets=(1.0, 0.1))
+    ((_, (full, tuned)),) = table.groups
+    assert [column.title for column in table.columns] == ["100%", "10%"]
+    assert full.cells[0].value == 0.9 and tuned.cells[0].value == 1.0
+
+
+def test_without_the_full_cache_nothing_is_compared_with_it(tmp_path):
+    tables = gsm8k(tmp_path / "run", ["tuned"], full=False, names=("strict", "flexible"))
+    assert ["strict" in table.title or "flexible" in table.title for table in tables] == [True, True]
+
+
+def test_formats_of_gsm8k_have_tables_and_titles_of_their_own(tmp_path):
+    (one, *_), (other, *_) = gsm8k(tmp_path / "a", ["tuned"]), gsm8k(tmp_path / "b", ["tuned"], format="qa")
+    assert one.title == "GSM8K, exact match (strict), m, cot: by KV-cache budget"
+    assert other.title == "GSM8K, exact match (strict), m, qa: by KV-cache budget"
+
+
+def test_operating_points_stand_beside_the_full_cache_and_ours(tmp_path):
+    budgets, points, *_ = gsm8k(tmp_path / "run", ["tuned", "kivi"], budgets=(0.2,))
+    assert [row.name for row in budgets.groups[0][1]] == ["full", "tuned"]
+    assert [(row.name, row.memory) for row in points.groups[0][1]] == [
+        ("full", 1.0), ("kivi", 0.25), ("tuned @ 0.2", 0.2)
+    ]  # fmt: skip
+    (alone,) = gsm8k(tmp_path / "full", ["full"])
+    assert [row.name for row in alone.groups[0][1]] == ["full"]

@@ -4,10 +4,12 @@
 
 import matplotlib.image
 import pytest
+from matplotlib.figure import Figure
 
 from qevict_jax.evaluation.paper_tables import families
 from qevict_jax.evaluation.pareto import Point, dominates, frontier, plot_pareto
 from qevict_jax.evaluation.results import gather
+from qevict_jax.questions import AGNOSTIC
 from qevict_jax.types import QEvictError
 from tests.evaluation.made_up_runs import write_run
 
@@ -28,13 +30,23 @@ def test_the_frontier():
     assert frontier([]) == []
 
 
-def test_a_panel_for_each_family(tmp_path):
-    (result,) = gather([write_run(tmp_path / "run", ["tuned", "paper"])])
-    assert families(result) == {"Aggregation": ["cwe@64", "cwe@128", "fwe@64"], "Tracking": ["vt@64"]}
+def test_a_panel_for_each_family_at_each_length(tmp_path, monkeypatch):
+    (result,) = gather([write_run(tmp_path / "run", ["tuned", "paper"], dtype="float32", protocol=AGNOSTIC)])
+    panels = ["Aggregation at 64 tokens", "Tracking at 64 tokens", "Aggregation at 128 tokens"]
+    assert families(result) == dict(zip(panels, [["cwe@64", "fwe@64"], ["vt@64"], ["cwe@128"]], strict=True))
+    drawn, save = [], Figure.savefig
+
+    def remember(figure, *arguments, **options):
+        drawn.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", remember)
     plot_pareto(result, tmp_path / "plot.png")
+    (figure,) = drawn
+    assert [axes.get_title() for axes in figure.axes if axes.get_visible()] == panels
+    assert figure.get_suptitle() == "ruler, m, float32, question-agnostic"
     image = matplotlib.image.imread(tmp_path / "plot.png")
-    assert image.shape[1] > 1.5 * image.shape[0] > 400  # two panels beside each other
-    assert image[..., :3].std() > 0.05
+    assert image.shape[0] > 400 and image[..., :3].std() > 0.05
 
 
 def test_nothing_to_plot(tmp_path):
