@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from qevict_jax.cli.benchmark import RunOptions, execute, names, numbers, run_options
+from qevict_jax.cli.ruler import Haystack, Hotpot, Lengths, Samples, Seed, Squad
 from qevict_jax.types import QEvictError
 
 
@@ -22,15 +23,15 @@ def run(
     steps: Annotated[int, typer.Option(help="Fidelity: next-token distributions compared.")] = 192,
     offsets: Annotated[str, typer.Option(help="Fidelity: tokens of the text to skip; several are averaged.")] = "0",
     tasks: Annotated[str, typer.Option(help="RULER tasks for retrieval.")] = "niah_single_2,niah_multikey_1",
-    lengths: Annotated[str, typer.Option(help="RULER: tokens of prompt and answer together.")] = "2048",
-    samples: Annotated[int, typer.Option(help="Samples of each task and length.")] = 50,
-    haystack: Annotated[
-        str, typer.Option(help="What needles are hidden in: 'python' (its reference), 'noise', or a text file.")
-    ] = "python",
+    lengths: Lengths = "2048",
+    samples: Samples = 50,
+    haystack: Haystack = "python",
+    squad: Squad = None,
+    hotpot: Hotpot = None,
     longbench: Annotated[
         Path | None, typer.Option(help="Directory of LongBench files: adds the four tasks of the paper's ablations.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of all random choices.")] = 42,
+    seed: Seed = 42,
     *,
     options: RunOptions,
 ) -> None:
@@ -42,8 +43,7 @@ def run(
     from qevict_jax.evaluation.fidelity import text_rows
     from qevict_jax.evaluation.longbench import make_questions as longbench_questions
     from qevict_jax.evaluation.provenance import read_source
-    from qevict_jax.evaluation.ruler import Sources, make_questions
-    from qevict_jax.evaluation.ruler.sources import haystack_text
+    from qevict_jax.evaluation.ruler import Sources, check_request, make_questions
 
     bases = {cache.name: cache for cache in options.caches if cache.config.policy != "full"}
     if len(bases) != 1:
@@ -54,30 +54,27 @@ def run(
     kv_dtype = bases[base].config.kv_dtype
     varied = parse_caches(ablation_specs(what, base), budgets, full=False, kv_dtype=kv_dtype)
     content, text_digest = read_source(text)
-    essay, digest = haystack_text(haystack)
+    sources = Sources.read(haystack, squad, hotpot)
+    chosen, sizes, context = names(tasks), numbers("--lengths", lengths, int), options.context()
+    check_request(chosen, sizes, samples, sources=sources, context=context)
     model = options.load()
     model.check_one_device("an ablation")
     assert model.tokenizer is not None
     tokens = model.tokenizer.encode(content, add_bos=False)
     stretch = {"prefill": prefill, "steps": steps, "offsets": numbers("--offsets", offsets, int)}
     text_rows(model, tokens, **stretch)  # fidelity is measured last, and would fail after hours of retrieval
+    chat = options.chats(model)
     questions = make_questions(
-        model.tokenizer,
-        names(tasks),
-        numbers("--lengths", lengths, int),
-        samples,
-        sources=Sources(essay),
-        chat=options.chats(model),
-        seed=seed,
+        model.tokenizer, chosen, sizes, samples, sources=sources, context=context, chat=chat, seed=seed
     )
-    hashes = {text.name: text_digest, "haystack": digest}
+    hashes = {text.name: text_digest, **sources.hashes}
     if longbench is not None:
         more, files = longbench_questions(
             model.tokenizer,
             longbench,
             ["narrativeqa", "musique", "qmsum", "triviaqa"],
-            context=model.config.max_position,
-            chat=options.chats(model),
+            context=context,
+            chat=chat,
             count=samples,
         )
         questions, hashes = [*questions, *more], hashes | files

@@ -34,6 +34,12 @@ class RunOptions:
     dtype: str | None
     mesh: str | None
 
+    def context(self) -> int:
+        """Tokens of the model's context, known before its weights are read."""
+        from qevict_jax.models.checkpoint import read_config
+
+        return read_config(self.model).max_position
+
     def load(self) -> "LanguageModel":
         """The model, which must have a tokenizer."""
         from qevict_jax.models import load_model

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from qevict_jax.config import POLICY_FIELDS, CacheConfig
+from qevict_jax.evaluation.requests import check_once
 from qevict_jax.evaluation.sweep import PRESETS, setting_value
 from qevict_jax.types import QEvictError
 
@@ -78,10 +79,7 @@ def parse_caches(
         for budget in budgets if open_budget else [None]:
             stated = changes if budget is None else {**changes, "budget": budget}
             caches.append(_cache(" ".join(spec.split()), name, {"kv_dtype": kv_dtype, **stated}))
-    labels = [cache.label for cache in caches]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None:
-        raise QEvictError(f"the cache {twice} is there twice")
+    check_once("the cache", [cache.label for cache in caches])
     if not caches:
         raise QEvictError("there is no cache to measure: name one, or leave the full cache in")
     return caches

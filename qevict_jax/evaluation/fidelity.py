@@ -160,7 +160,7 @@ def _policy(model: LanguageModel, config: CacheConfig, total_len: int) -> Policy
 def text_rows(
     model: LanguageModel, token_ids: Sequence[int], prefill: int, steps: int, offsets: Sequence[int]
 ) -> Int[Array, "B N"]:
-    """The rows that `fidelity` reads: of each offset ``prefill + steps + 1`` tokens, with the model's BOS if it has one.
+    """What `fidelity` reads: a row of ``prefill + steps + 1`` tokens per offset, with the BOS of a model that uses one.
 
     Raises:
         QEvictError: the text or the model's context is too short, or a number is out of range; says what works.

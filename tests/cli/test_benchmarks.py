@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from qevict_jax import models
 from qevict_jax.evaluation import FidelityResult, ablation, benchmark
 from qevict_jax.evaluation.answering import Answerer
 from qevict_jax.evaluation.runs import Run, read_configuration, read_lines
@@ -210,7 +211,10 @@ def test_an_ablation_knows_before_it_begins_that_fidelity_cannot_be_measured(
         (["--tasks", "niah"], "no task niah; there are"),
         (["--lengths", "many"], "--lengths many must be numbers"),
         (["--lengths", "400"], "niah_single_1 at 400 tokens: the question alone"),
-        (["--lengths", "40000"], "do not fit the model's context of 32768"),
+        (["--lengths", "40000"], "a length of 40000 tokens is beyond the model's context of 32768"),
+        (["--tasks", "all"], "qa_1 needs a file: --squad FILE"),
+        (["--tasks", "vt,vt"], "the task vt is there twice"),
+        (["--lengths", "768,768"], "the length 768 is there twice"),
         (["--budgets", "x"], "--budgets x must be numbers"),
         (["--budgets", "0.01"], "paper-ruler @ 0.01 at 768 tokens"),
         (["--cache", "quick"], "begin with a preset or a policy"),
@@ -226,6 +230,26 @@ def test_an_ablation_knows_before_it_begins_that_fidelity_cannot_be_measured(
 def test_bad_input_is_one_line_and_leaves_no_run(refused, checkpoint, tmp_path, arguments, message):
     assert message in refused(*RULER, "--model", checkpoint, "--out", tmp_path / "run", *arguments).replace("'", "'")
     assert not (tmp_path / "run" / "samples.jsonl").exists() or not read_lines(tmp_path / "run")
+
+
+def test_what_is_wrong_with_a_request_is_said_before_the_model_is_loaded(refused, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "load_model", None)
+    (tmp_path / "text.txt").write_text("the sand")
+    ruler = ("eval", "ruler", "--model", checkpoint, "--out", tmp_path / "run")
+    ablation = ("eval", "ablation", "--what", "bits", "--text", tmp_path / "text.txt", *ruler[2:])
+    for command in (ruler, ablation):
+        assert "--squad FILE" in refused(*command, "--tasks", "vt,qa_1")
+        assert "context of 32768" in refused(*command, "--tasks", "vt", "--lengths", "1024,40000")
+        assert "missing.json is not a file" in refused(*command, "--hotpot", "missing.json")
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_task_that_needs_no_file_is_the_default(qevict, checkpoint, tmp_path, made_up_answers):
+    arguments = ("--model", checkpoint, "--out", tmp_path / "run", "--lengths", 3000, "--samples", 1)
+    result = qevict("eval", "ruler", *arguments, "--cache", "full", "--haystack", "noise")
+    assert result.exit_code == 0, result.output
+    tasks = {line["task"].partition("@")[0] for line in read_lines(tmp_path / "run")}
+    assert len(tasks) == 11 and not {"qa_1", "qa_2"} & tasks
 
 
 def test_a_run_is_not_overwritten_and_other_samples_are_not_mixed_in(

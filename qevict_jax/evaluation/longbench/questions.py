@@ -12,6 +12,7 @@ from qevict_jax.evaluation.answering import Question
 from qevict_jax.evaluation.longbench.tasks import TASKS, TaskRow
 from qevict_jax.evaluation.prompting import prompt_tokens, question_tokens, truncate_middle
 from qevict_jax.evaluation.provenance import read_source
+from qevict_jax.evaluation.requests import check_tasks
 from qevict_jax.models.tokenizer import Tokenizer
 from qevict_jax.types import QEvictError
 
@@ -45,11 +46,9 @@ def make_questions(
         prompts: other prompts by task, with ``{context}`` and ``{input}``.
 
     Raises:
-        QEvictError: an unknown task, or a file that is missing or not of this form.
+        QEvictError: an unknown task, one named twice, or a file that is missing or not of this form.
     """
-    unknown = [name for name in tasks if name not in TASKS]
-    if unknown or not tasks:
-        raise QEvictError(f"LongBench has no task {', '.join(unknown) or '(none named)'}; there are {', '.join(TASKS)}")
+    check_tasks("LongBench", tasks, TASKS)
     if count is not None and count < 1:
         raise QEvictError(f"{count} samples must be at least 1")
     questions: list[Question] = []

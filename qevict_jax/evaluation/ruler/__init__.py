@@ -7,6 +7,8 @@ depend on the others; samples are filled up to one unit of the length instead of
 SQuAD and HotpotQA are drawn over the whole file instead of from its beginning; a regular expression splits sentences.
 """
 
+from qevict_jax.evaluation.ruler.questions import check_request as check_request
 from qevict_jax.evaluation.ruler.questions import make_questions as make_questions
 from qevict_jax.evaluation.ruler.tasks import TASKS as TASKS
 from qevict_jax.evaluation.ruler.tasks import Sources as Sources
+from qevict_jax.evaluation.ruler.tasks import ready_tasks as ready_tasks

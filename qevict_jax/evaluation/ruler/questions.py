@@ -8,12 +8,31 @@ from functools import partial
 
 from qevict_jax.evaluation.answering import Question
 from qevict_jax.evaluation.prompting import prompt_tokens, question_tokens
+from qevict_jax.evaluation.requests import check_once, check_tasks
 from qevict_jax.evaluation.ruler.draft import Draft, Task, fitting_size, largest_size
 from qevict_jax.evaluation.ruler.question_answering import QuestionAnswering
 from qevict_jax.evaluation.ruler.sources import Readings
 from qevict_jax.evaluation.ruler.tasks import TASKS, Sources, TaskRow
 from qevict_jax.models.tokenizer import Tokenizer
 from qevict_jax.types import QEvictError
+
+
+def check_request(tasks: Sequence[str], lengths: Sequence[int], count: int, *, sources: Sources, context: int) -> None:
+    """What can be said of a request without a tokenizer; arguments as of `make_questions`.
+
+    Raises:
+        QEvictError: an unknown task, one without its file, a task or length that is there twice, a length beyond the
+            context, or no samples.
+    """
+    check_tasks("RULER", tasks, TASKS)
+    check_once("the length", lengths)
+    if count < 1:
+        raise QEvictError(f"{count} samples must be at least 1")
+    if max(lengths) > context:
+        raise QEvictError(f"a length of {max(lengths)} tokens is beyond the model's context of {context}")
+    for name in tasks:
+        if not TASKS[name].ready(sources):
+            raise QEvictError(f"{name} needs a file: {TASKS[name].file}")
 
 
 def make_questions(
@@ -23,6 +42,7 @@ def make_questions(
     count: int,
     *,
     sources: Sources,
+    context: int,
     chat: bool,
     seed: int = 42,
 ) -> list[Question]:
@@ -33,18 +53,15 @@ def make_questions(
         tasks: names of `TASKS`.
         lengths: tokens of prompt and answer together.
         count: samples of each task and length; 500 as published.
-        sources: texts and files.
+        sources: texts and questions.
+        context: the model's, in tokens.
         chat: put the model's chat format around the task, with the beginning of the answer after it.
         seed: of all random choices; 42 as published.
 
     Raises:
-        QEvictError: an unknown task, a missing file, or a length that is too short.
+        QEvictError: as `check_request`, or a length that is too short.
     """
-    unknown = [name for name in tasks if name not in TASKS]
-    if unknown or not tasks:
-        raise QEvictError(f"RULER has no task {', '.join(unknown) or '(none named)'}; there are {', '.join(TASKS)}")
-    if count < 1:
-        raise QEvictError(f"{count} samples must be at least 1")
+    check_request(tasks, lengths, count, sources=sources, context=context)
     questions = []
     for length in lengths:
         for name in tasks:
@@ -64,8 +81,9 @@ def _questions(
     if row.make is not None:
         samples = _made(row.make, name, length, limit, count, sources, seed, encode)
     else:
-        assert row.read is not None
-        samples = _read(row.read(sources), name, limit, count, seed, encode)
+        readings = row.readings(sources)
+        assert readings is not None
+        samples = _read(readings, name, limit, count, seed, encode)
     for index, draft in enumerate(samples):
         tokens = encode(draft)
         yield Question(

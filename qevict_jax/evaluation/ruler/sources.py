@@ -3,7 +3,6 @@
 """What RULER's samples are made of: a long text to hide things in, filler lines, words, and question files."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,9 +67,13 @@ def words(*categories: str) -> tuple[str, ...]:
     return tuple(sorted(set(RandomWord().filter(include_categories=list(categories)))))
 
 
-def read_squad(file: Path | None) -> Readings:
-    """The answerable questions of a SQuAD 2.0 file (https://rajpurkar.github.io/SQuAD-explorer/)."""
-    content = _read(file, "qa_1", "--squad", "dev-v2.0.json of SQuAD 2.0")
+def read_squad(file: Path) -> tuple[Readings, str]:
+    """The answerable questions of a SQuAD 2.0 file (https://rajpurkar.github.io/SQuAD-explorer/), and its SHA-256.
+
+    Raises:
+        QEvictError: there is no such file, or it is not of this form.
+    """
+    content, digest = _read(file)
     paragraphs: list[str] = []
     questions: list[Reading] = []
     try:
@@ -86,12 +89,16 @@ def read_squad(file: Path | None) -> Readings:
                         questions.append(Reading(question["question"], answers, (index,), beside))
     except (KeyError, TypeError):
         raise QEvictError(f"{file} is not a SQuAD 2.0 file") from None
-    return Readings(tuple(questions), tuple(paragraphs))
+    return Readings(tuple(questions), tuple(paragraphs)), digest
 
 
-def read_hotpot(file: Path | None) -> Readings:
-    """The questions of a HotpotQA file in the distractor setting (https://hotpotqa.github.io)."""
-    content = _read(file, "qa_2", "--hotpot", "hotpot_dev_distractor_v1.json of HotpotQA")
+def read_hotpot(file: Path) -> tuple[Readings, str]:
+    """The questions of a HotpotQA file in the distractor setting (https://hotpotqa.github.io), and its SHA-256.
+
+    Raises:
+        QEvictError: there is no such file, or it is not of this form.
+    """
+    content, digest = _read(file)
     store: dict[str, int] = {}
     questions: list[Reading] = []
     try:
@@ -101,16 +108,12 @@ def read_hotpot(file: Path | None) -> Readings:
             questions.append(Reading(row["question"], (row["answer"],), gold))
     except (KeyError, TypeError, ValueError):
         raise QEvictError(f"{file} is not a HotpotQA file") from None
-    return Readings(tuple(questions), tuple(store))
+    return Readings(tuple(questions), tuple(store)), digest
 
 
-def _read(file: Path | None, task: str, option: str, what: str) -> Any:
-    if file is None:
-        raise QEvictError(f"{task} needs a file: {option} FILE, {what}")
+def _read(file: Path) -> tuple[Any, str]:
+    text, digest = read_source(file)
     try:
-        content: Mapping[str, Any] | list = json.loads(read_source(file)[0])
+        return json.loads(text), digest
     except ValueError as error:
-        if isinstance(error, QEvictError):
-            raise
         raise QEvictError(f"{file} is not JSON: {error}") from None
-    return content

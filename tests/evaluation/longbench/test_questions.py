@@ -130,6 +130,8 @@ def test_bad_requests(tmp_path):
     with pytest.raises(QEvictError, match="no task nosuch; there are narrativeqa"):
         made(tmp_path, "nosuch")
     write(tmp_path, "qasper", row())
+    with pytest.raises(QEvictError, match="the task qasper is there twice"):
+        make_questions(tokenizer(), tmp_path, ["qasper", "qasper"], context=4000, chat=True)
     with pytest.raises(QEvictError, match="0 samples"):
         made(tmp_path, "qasper", count=0)
     with pytest.raises(QEvictError, match="no room"):

@@ -53,5 +53,6 @@ def hotpot(directory):
 
 def sources(directory):
     """Both files, and an essay of numbered sentences."""
-    essay = " ".join(f"Sentence {number} speaks of the sea." for number in range(40))
-    return Sources(essay, squad(directory), hotpot(directory))
+    essay = directory / "essay.txt"
+    essay.write_text(" ".join(f"Sentence {number} speaks of the sea." for number in range(40)))
+    return Sources.read(str(essay), squad(directory), hotpot(directory))

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from qevict_jax.evaluation.ruler import TASKS, Sources, make_questions
+from qevict_jax.evaluation.ruler import TASKS, Sources, make_questions, questions, ready_tasks
 from qevict_jax.types import QEvictError
 from tests.evaluation.ruler.sources import sources
 from tests.evaluation.text_tokenizer import decode, tokenizer
@@ -33,7 +33,7 @@ def files(tmp_path_factory):
 
 
 def made(files, name, count=2, length=None, **options):
-    options = {"chat": True, "sources": files} | options
+    options = {"chat": True, "sources": files, "context": 10_000} | options
     return make_questions(tokenizer(), [name], [length or LENGTHS[name]], count, **options)
 
 
@@ -165,6 +165,7 @@ def test_questions_that_do_not_fit_are_passed_over(files):
         ("niah_single_9", {}, "no task niah_single_9; there are niah_single_1"),
         ("vt", {"length": 300}, "vt at 300 tokens: the question alone has"),
         ("vt", {"count": 0}, "0 samples"),
+        ("vt", {"context": 800}, "a length of 900 tokens is beyond the model's context of 800"),
         ("qa_1", {"sources": Sources("text")}, "--squad FILE"),
         ("qa_2", {"sources": Sources("text")}, "--hotpot FILE"),
     ],
@@ -174,11 +175,24 @@ def test_bad_requests(files, name, change, message):
         made(files, name, **{"length": 900} | change)
 
 
-def test_files_of_another_form(files, tmp_path):
-    with pytest.raises(QEvictError, match="not a SQuAD 2.0 file"):
-        made(files, "qa_1", sources=Sources("text", squad=files.hotpot))
-    with pytest.raises(QEvictError, match="not a HotpotQA file"):
-        made(files, "qa_2", sources=Sources("text", hotpot=files.squad))
-    (tmp_path / "text").write_text("no JSON")
-    with pytest.raises(QEvictError, match="not JSON"):
-        made(files, "qa_2", sources=Sources("text", hotpot=tmp_path / "text"))
+@pytest.mark.parametrize(
+    "tasks, lengths, message",
+    [
+        (["vt", "cwe", "vt"], [900], "the task vt is there twice"),
+        (["vt"], [900, 1200, 900], "the length 900 is there twice"),
+    ],
+)
+def test_what_is_named_twice_is_refused(files, tasks, lengths, message):
+    with pytest.raises(QEvictError, match=message):
+        make_questions(tokenizer(), tasks, lengths, 1, sources=files, context=10_000, chat=True)
+
+
+def test_a_file_that_is_missing_is_known_before_any_sample_is_made(files, monkeypatch):
+    monkeypatch.setattr(questions, "prompt_tokens", None)
+    with pytest.raises(QEvictError, match="qa_1 needs a file: --squad FILE, dev-v2.0.json of SQuAD 2.0"):
+        make_questions(tokenizer(), list(TASKS), [900], 1, sources=Sources("text"), context=10_000, chat=True)
+
+
+def test_tasks_that_need_no_file_and_those_whose_file_is_there(files):
+    assert ready_tasks(Sources("text")) == [name for name in TASKS if not name.startswith("qa")]
+    assert ready_tasks(files) == list(TASKS)
