@@ -7,6 +7,7 @@ The harness needs no torch for this. It has no entry points for models, so `qevi
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from qevict_jax.types import QEvictError
 NAME = "qevict"
 _DEFAULT_BUDGET = 0.2
 _LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens")
+_BEAMS = "num_beams"
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
@@ -129,14 +131,21 @@ class HarnessModel(TemplateLM):
         return self._tokenizer.decode(tokens)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answers, each cut at the first of its stop texts. Contexts that are too long lose their beginning."""
-        groups: dict[str, list[int]] = {}
+        """Answers, each cut at the first of its stop texts. Contexts that are too long lose their beginning.
+
+        The n-th repeat of a request draws with its seed plus n.
+        """
+        groups: dict[tuple[str, int], list[int]] = {}
+        repeats: Counter[str] = Counter()
         for index, request in enumerate(requests):
-            groups.setdefault(repr(sorted(request.args[1].items())), []).append(index)
+            # the harness asks again for a task's repeats; with the same seed they would be copies
+            repeat = repeats[repr(request.args)]
+            repeats[repr(request.args)] += 1
+            groups.setdefault((repr(sorted(request.args[1].items())), repeat), []).append(index)
         answers: dict[int, str] = {}
         with tqdm(total=len(requests), disable=disable_tqdm, desc="generate_until") as bar:
-            for group in groups.values():
-                settings = _GenerationSettings(requests[group[0]].args[1], self.max_gen_toks)
+            for (_, repeat), group in groups.items():
+                settings = _GenerationSettings(requests[group[0]].args[1], self.max_gen_toks, repeat)
                 room = self.max_length - settings.max_new_tokens
                 if room < 1:
                     raise QEvictError(f"{settings.max_new_tokens} new tokens leave no room in {self.max_length}")
@@ -207,23 +216,31 @@ class HarnessModel(TemplateLM):
 class _GenerationSettings:
     """The harness's generation arguments in our terms.
 
+    Args:
+        given: those of a request.
+        max_gen_toks: the most tokens of an answer where they do not say.
+        repeat: how often the request was there before; added to the seed.
+
     Raises:
-        QEvictError: one is unknown.
+        QEvictError: one is unknown, or asks for beam search.
     """
 
-    def __init__(self, given: Mapping[str, Any], max_gen_toks: int):
-        known = {"until", "do_sample", *_LENGTH_NAMES, *_SAMPLING}
+    def __init__(self, given: Mapping[str, Any], max_gen_toks: int, repeat: int):
+        known = {"until", "do_sample", _BEAMS, *_LENGTH_NAMES, *_SAMPLING}
         unknown = sorted(given.keys() - known)
         if unknown:
             raise QEvictError(
                 f"generation arguments {', '.join(unknown)} are unknown; there are {', '.join(sorted(known))}"
             )
+        if given.get(_BEAMS) not in (None, 1):
+            raise QEvictError(f"{_BEAMS}={given[_BEAMS]}: there is no beam search; {_BEAMS}=1 works")
         lengths = [int(given[name]) for name in _LENGTH_NAMES if given.get(name) is not None]
         self.max_new_tokens = lengths[0] if lengths else max_gen_toks
         until = given.get("until") or []
         self.stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
         numbers = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
         # the harness's tasks name a temperature beside do_sample=False
+        numbers["seed"] = (numbers.get("seed", 0) + repeat) % 2**32
         self.sampling = Sampling(**numbers) if given.get("do_sample", "temperature" in numbers) else Sampling()
 
 

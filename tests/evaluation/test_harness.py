@@ -135,7 +135,9 @@ def test_a_rolling_window_scores_every_token_once(full):
 def test_settings_of_the_cache_and_of_generation(checkpoint, full):
     model = HarnessModel(checkpoint, preset="paper-gsm8k", budget=0.5, bits=4, max_gen_toks=5)
     assert model.cache.at(400) == CacheConfig.paper(budget=0.5, bits=4, recent=50)
-    with pytest.raises(QEvictError, match="generation arguments num_beams are unknown"):
+    with pytest.raises(QEvictError, match="generation arguments penalty are unknown"):
+        full.generate_until(requests("generate_until", ("sea", {"penalty": 4})))
+    with pytest.raises(QEvictError, match="num_beams=4: there is no beam search; num_beams=1 works"):
         full.generate_until(requests("generate_until", ("sea", {"num_beams": 4})))
     draws = {
         full.generate_until(requests("generate_until", ("sea", {"do_sample": True, "temperature": 5.0, "seed": n})))[0]
@@ -143,10 +145,21 @@ def test_settings_of_the_cache_and_of_generation(checkpoint, full):
     }
     assert len(draws) == 2
     # tasks name a temperature of zero, or one beside do_sample=False
-    for greedy in ({"temperature": 0.0}, {"do_sample": False, "temperature": 0.7}, {}):
+    for greedy in ({"temperature": 0.0}, {"do_sample": False, "temperature": 0.7}, {"num_beams": 1}):
         assert full.generate_until(requests("generate_until", ("sea", greedy))) == [
             full.generate_until(requests("generate_until", ("sea", {})))[0]
         ]
+
+
+def test_repeats_of_a_sampled_request_are_draws_of_their_own(full):
+    def asked(seed, *prompts):
+        options = {"do_sample": True, "temperature": 5.0, "seed": seed}
+        return full.generate_until(requests("generate_until", *((prompt, options) for prompt in prompts)))
+
+    # more than one batch of two
+    repeats = asked(3, *["sea"] * 5)
+    assert len(set(repeats)) == 5
+    assert repeats == [asked(3 + ordinal, "sea")[0] for ordinal in range(5)]
 
 
 def test_an_open_message_stays_open(full):
