@@ -128,6 +128,8 @@ def test_longbench_table_report_and_plot(qevict, checkpoint, tmp_path, made_up_a
     assert "### LongBench, " in agnostic.stdout and ", question-agnostic" in agnostic.stdout, agnostic.output
     assert read_configuration(tmp_path / "c")["protocol"] == AGNOSTIC
     assert qevict("report", tmp_path / "a", tmp_path / "c", "--out", tmp_path / "two").stdout.count("###") == 2
+    stored = read_configuration(tmp_path / "a")
+    assert (stored["context"], stored["limit"]) == (32768, 31500)
     # another run of the same benchmark adds its caches
     more = qevict(*base, "--cache", "tuned bits=4", "--budgets", "0.5", "--out", tmp_path / "b", "--samples", 2)
     assert more.exit_code == 0, more.output

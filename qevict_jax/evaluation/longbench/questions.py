@@ -24,6 +24,7 @@ def make_questions(
     *,
     context: int,
     chat: bool,
+    limit: int | None = None,
     count: int | None = None,
     shortest: int = 1,
     longest: int | None = None,
@@ -31,26 +32,31 @@ def make_questions(
 ) -> tuple[list[Question], dict[str, str]]:
     """Questions of some tasks, and the SHA-256 of each file.
 
-    A prompt that is longer than the context leaves room for is cut in its middle, chat format and answer not counted in
-    what is cut.
+    A filled template of more than ``limit`` tokens keeps its first and its last half; chat format and answer are no part
+    of it, as in the published code. It is cut further where the model has no room for all of them.
 
     Args:
         tokenizer: the model's.
         directory: holds ``TASK.jsonl``, as LongBench publishes them.
         tasks: names of `TASKS`.
-        context: tokens of prompt and answer together.
+        context: tokens of prompt and answer together that the model can hold.
         chat: the model's chat format is used where the task has it.
+        limit: tokens of a filled template before the chat format; None for `published_limit`.
         count: the first so many rows of each task; None for all.
         shortest: leave out rows with prompts of fewer tokens, which a small budget cannot hold.
-        longest: leave out rows whose prompt would have to be cut to this many tokens; None cuts them instead.
+        longest: leave out rows whose prompt has more tokens or would have to be cut; None cuts them instead.
         prompts: other prompts by task, with ``{context}`` and ``{input}``.
 
     Raises:
-        QEvictError: an unknown task, one named twice, or a file that is missing or not of this form.
+        QEvictError: an unknown task, one named twice, a file that is missing or not of this form, or a
+            limit or context that leaves no prompt.
     """
     check_tasks("LongBench", tasks, TASKS)
     if count is not None and count < 1:
         raise QEvictError(f"{count} samples must be at least 1")
+    limit = published_limit(context) if limit is None else limit
+    if limit < 1:
+        raise QEvictError(f"a limit of {limit} tokens leaves nothing of a prompt; it must be at least 1")
     questions: list[Question] = []
     hashes = {}
     for name in tasks:
@@ -62,20 +68,30 @@ def make_questions(
             if made == count:
                 break
             text, asked = _fill(template, content)
-            whole = prompt_tokens(tokenizer, text, chat=chat and row.chat)
-            if len(whole) < shortest:
+            bound = context - row.max_new_tokens
+            try:
+                whole, kept = _fit(tokenizer, text, limit, bound, chat=chat and row.chat)
+            except QEvictError as error:
+                raise QEvictError(
+                    f"{name}: {error} beside an answer of {row.max_new_tokens} tokens in a context of {context}; give a "
+                    "larger --context"
+                ) from None
+            if len(whole) < shortest or longest is not None and (kept != text or len(whole) > longest):
                 continue
-            limit = context - row.max_new_tokens
-            if len(whole) > (limit if longest is None else min(limit, longest)):
-                if longest is not None:
-                    continue
-                whole, text = _cut(tokenizer, text, limit, chat=chat and row.chat)
-            tail = question_tokens(tokenizer, whole, text, asked, chat=chat and row.chat)
+            tail = question_tokens(tokenizer, whole, kept, asked, chat=chat and row.chat)
             questions.append(_question(name, index, row, whole, tail, content))
             made += 1
         if not made:
             raise QEvictError(f"{name}: no row has a prompt of {shortest} to {longest or 'any number of'} tokens")
     return questions, hashes
+
+
+def published_limit(context: int) -> int:
+    """The tokens that LongBench's code leaves of a filled template: 3,500 for a model of 4K, 31,500 for one of 32K.
+
+    It counts 1,000 tokens for each K and keeps 500 back; where that is nothing, half of the context is left.
+    """
+    return max(1000 * (context // 1024) - 500, context // 2)
 
 
 def read_rows(file: Path) -> tuple[list[dict[str, Any]], str]:
@@ -149,17 +165,21 @@ def _fill(template: str, content: Mapping[str, Any]) -> tuple[str, str]:
     return before + content["context"] + after, after
 
 
-def _cut(tokenizer: Tokenizer, text: str, limit: int, *, chat: bool) -> tuple[list[int], str]:
-    """Cuts the middle of the text so that the whole prompt fits; its tokens and its text.
+def _fit(tokenizer: Tokenizer, text: str, limit: int, bound: int, *, chat: bool) -> tuple[list[int], str]:
+    """A prompt's tokens, and its text with so much of the middle left out that it keeps ``limit`` tokens at most.
 
-    Decoding may give other tokens, so the length is looked at.
+    More is left out until the prompt, with the chat format, has ``bound`` tokens: decoding may give other tokens, so
+    the length is looked at.
+
+    Raises:
+        QEvictError: the bound holds no text.
     """
     tokens = tokenizer.encode(text, add_bos=False)
-    room = limit - (len(prompt_tokens(tokenizer, "", chat=True)) if chat else 1)
+    room = min(limit, len(tokens))
     while room > 0:
-        left = tokenizer.decode(truncate_middle(tokens, room))
-        whole = prompt_tokens(tokenizer, left, chat=chat)
-        if len(whole) <= limit:
-            return whole, left
-        room -= len(whole) - limit
-    raise QEvictError(f"a context of {limit} tokens has no room for the prompt")
+        kept = text if room == len(tokens) else tokenizer.decode(truncate_middle(tokens, room))
+        whole = prompt_tokens(tokenizer, kept, chat=chat)
+        if len(whole) <= bound:
+            return whole, kept
+        room -= len(whole) - bound
+    raise QEvictError("a prompt has no room")

@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from qevict_jax.evaluation.longbench import PAPER_TASKS, RANKING_TASKS, TASKS, make_questions, read_prompts
+from qevict_jax.evaluation.longbench import (
+    PAPER_TASKS,
+    RANKING_TASKS,
+    TASKS,
+    make_questions,
+    published_limit,
+    read_prompts,
+)
 from qevict_jax.evaluation.prompting import truncate_middle
 from qevict_jax.types import QEvictError
 from tests.evaluation.text_tokenizer import decode, tokenizer
@@ -78,13 +85,40 @@ def test_the_best_reference_counts_and_only_the_first_line_of_few_shot_answers(t
 
 def test_a_long_prompt_is_cut_in_its_middle(tmp_path):
     write(tmp_path, "hotpotqa", row("start " + "x" * 5000 + " end"))
-    (question,) = made(tmp_path, "hotpotqa", context=1000)
+    (question,) = made(tmp_path, "hotpotqa", context=1000, limit=4000)
     text = decode(question.tokens)
     assert 950 <= len(question.tokens) + 32 <= 1000
     assert text.startswith("[user]Answer the question") and "start" in text and "end" in text and "INPUT" in text
     assert text.endswith("Answer:[assistant]")
-    (uncut,) = made(tmp_path, "hotpotqa", context=6000)
+    (uncut,) = made(tmp_path, "hotpotqa", context=6000, limit=6000)
     assert len(uncut.tokens) > 5000
+
+
+@pytest.mark.parametrize("name", ["hotpotqa", "triviaqa", "gov_report"])
+def test_the_limit_counts_the_filled_template_without_chat_format_and_answer(tmp_path, name):
+    write(tmp_path, name, row("start " + "x" * 5000 + " end"))
+    template = decode(made(tmp_path, name, context=9000, limit=9000, chat=False)[0].tokens)
+    filled = tokenizer().encode(template, add_bos=False)
+    for chat in (True, False):
+        (question,) = made(tmp_path, name, context=5000, limit=900, chat=chat)
+        text = decode(question.tokens).removeprefix("[user]").removesuffix("[assistant]")
+        kept = tokenizer().encode(text, add_bos=False)
+        assert kept == filled[:450] + filled[-450:]
+
+
+def test_the_limit_is_the_published_one(tmp_path):
+    assert [published_limit(context) for context in (4096, 8192, 32768)] == [3500, 7500, 31500]
+    assert published_limit(600) == 300
+    write(tmp_path, "triviaqa", row("start " + "x" * 5000 + " end"))
+    assert len(made(tmp_path, "triviaqa", context=4096)[0].tokens) == 3501  # with BOS
+    with pytest.raises(QEvictError, match="a limit of 0 tokens"):
+        made(tmp_path, "triviaqa", limit=0)
+
+
+def test_rows_that_the_limit_would_cut_can_be_left_out(tmp_path):
+    write(tmp_path, "hotpotqa", row("x" * 2000), row())
+    assert [q.index for q in made(tmp_path, "hotpotqa", longest=3000, limit=1000)] == [1]
+    assert [q.index for q in made(tmp_path, "hotpotqa", longest=3000, limit=3000)] == [0, 1]
 
 
 def test_rows_that_are_too_long_can_be_left_out_and_keep_their_numbers(tmp_path):
@@ -134,5 +168,7 @@ def test_bad_requests(tmp_path):
         make_questions(tokenizer(), tmp_path, ["qasper", "qasper"], context=4000, chat=True)
     with pytest.raises(QEvictError, match="0 samples"):
         made(tmp_path, "qasper", count=0)
-    with pytest.raises(QEvictError, match="no room"):
+    with pytest.raises(
+        QEvictError, match="qasper: .* no room beside an answer of 128 tokens .* 140; give a larger --context"
+    ):
         made(tmp_path, "qasper", context=140)
