@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from qevict_jax.cli.benchmark import RunOptions, execute, names, numbers, run_options
+from qevict_jax.cli.longbench import Shortest
 from qevict_jax.cli.ruler import Haystack, Hotpot, Lengths, Samples, Seed, Squad
 from qevict_jax.types import QEvictError
 
 
-@run_options("paper", "0.1")
+@run_options("paper", "0.05")
 def run(
     what: Annotated[
         str, typer.Option(help="windows (W, Table 11), fraction (q, 12), bits (13) or ranking (Appendix J, 17).")
@@ -23,20 +24,27 @@ def run(
     steps: Annotated[int, typer.Option(help="Fidelity: next-token distributions compared.")] = 192,
     offsets: Annotated[str, typer.Option(help="Fidelity: tokens of the text to skip; several are averaged.")] = "0",
     tasks: Annotated[str, typer.Option(help="RULER tasks for retrieval.")] = "niah_single_2,niah_multikey_1",
-    lengths: Lengths = "2048",
+    lengths: Lengths = "4096",
     samples: Samples = 50,
     haystack: Haystack = "python",
     squad: Squad = None,
     hotpot: Hotpot = None,
     longbench: Annotated[
-        Path | None, typer.Option(help="Directory of LongBench files: adds the four tasks of the paper's ablations.")
+        Path | None,
+        typer.Option(
+            help="Directory of LongBench files: adds the tasks of the paper's table, four, or 14 for ranking."
+        ),
     ] = None,
+    shortest: Shortest = 1,
     seed: Seed = 42,
     *,
     options: RunOptions,
 ) -> None:
-    """Varies one setting of --cache (one preset, default paper); values that do not fit the budget are named."""
-    from qevict_jax.evaluation.ablation import ablation_specs, run_fidelity
+    """Varies one setting of --cache (one preset, default paper), at 5% as in Appendices G and J.
+
+    Values that do not fit the budget at every length are named and left out: 5% of 2048 tokens holds no window of 32.
+    """
+    from qevict_jax.evaluation.ablation import ABLATIONS, ablation_specs, run_fidelity
     from qevict_jax.evaluation.answering import Answerer, Capacity
     from qevict_jax.evaluation.benchmark import check_caches, make_batches
     from qevict_jax.evaluation.caches import parse_caches
@@ -72,10 +80,11 @@ def run(
         more, files = longbench_questions(
             model.tokenizer,
             longbench,
-            ["narrativeqa", "musique", "qmsum", "triviaqa"],
+            ABLATIONS[what].longbench,
             context=context,
             chat=chat,
             count=samples,
+            shortest=shortest,
         )
         questions, hashes = [*questions, *more], hashes | files
     answerer = Answerer(model)
@@ -96,7 +105,15 @@ def run(
         "ablation",
         model,
         questions,
-        {"what": what, "samples": samples, "seed": seed, **stretch, "left_out": errors, "texts_sha256": hashes},
+        {
+            "what": what,
+            "samples": samples,
+            "seed": seed,
+            "shortest": shortest,
+            **stretch,
+            "left_out": errors,
+            "texts_sha256": hashes,
+        },
         more=lambda run: run_fidelity(run, model, tokens, fitting, **stretch, progress=True),
         more_lines=len(fitting) * len(stretch["offsets"]),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from qevict_jax.config import RANKINGS
 from qevict_jax.evaluation.caches import Cache
 from qevict_jax.evaluation.fidelity import fidelity
+from qevict_jax.evaluation.longbench import RANKING_TASKS
 from qevict_jax.evaluation.paper_tables import FIDELITY
 from qevict_jax.evaluation.provenance import token_hash
 from qevict_jax.evaluation.runs import Run
@@ -18,17 +19,18 @@ from qevict_jax.types import QEvictError
 
 @dataclass(frozen=True)
 class Ablation:
-    """A field of `CacheConfig` and the values that it takes."""
+    """A field of `CacheConfig`, the values that it takes, and the tasks of LongBench in the paper's table of it."""
 
     field: str
     values: tuple[Any, ...]
+    longbench: tuple[str, ...] = ("narrativeqa", "musique", "qmsum", "triviaqa")  # one of each family (Appendix G)
 
 
 ABLATIONS = {
     "windows": Ablation("window", (4, 8, 16, 32)),
     "fraction": Ablation("quant_fraction", (0.1, 0.3, 0.5, 0.7, 0.9)),
     "bits": Ablation("bits", (2, 3, 4)),
-    "ranking": Ablation("ranking", RANKINGS),
+    "ranking": Ablation("ranking", RANKINGS, RANKING_TASKS),
 }
 
 

@@ -158,7 +158,7 @@ def _operating_points(result: Results, title: str, column: Column, cells: Mappin
 
 
 def _ablation(result: Results) -> list[Table]:
-    """Settings down; fidelity and tasks across."""
+    """Settings down; fidelity, tasks and an average over those of LongBench across."""
     known = RULER_COLUMNS | LONGBENCH_COLUMNS
     columns: list[Column] = []
     keys: list[tuple[str, str]] = []
@@ -173,10 +173,15 @@ def _ablation(result: Results) -> list[Table]:
             name, _, length = task.partition("@")
             columns.append(Column(f"{known[name][1]}{f' at {int(length):,}' if length else ''}", known[name][0]))
             keys.append((task, "score"))
+    averaged = [task for task in result.tasks if task in LONGBENCH]
+    if averaged:
+        columns.append(Column("Avg.", "LongBench"))
 
     def row(cache: CacheRow) -> Row:
-        cells = tuple(result.scores.get((cache.label, *key)) for key in keys)
-        return Row(cache.name, _memory(result, cache, result.tasks), cells, not cache.full)
+        cells = [result.scores.get((cache.label, *key)) for key in keys]
+        if averaged:
+            cells.append(mean_of([result.scores.get((cache.label, task, "score")) for task in averaged]))
+        return Row(cache.name, _memory(result, cache, result.tasks), tuple(cells), not cache.full)
 
     title = f"Ablation: {_ABLATIONS[result.what]}, {subject(result)}"
     return [Table(title, tuple(columns), _groups(result, row), first="Setting", note=_note(result))]

@@ -10,6 +10,7 @@ import pytest
 from qevict_jax import models
 from qevict_jax.evaluation import FidelityResult, ablation, benchmark
 from qevict_jax.evaluation.answering import Answerer
+from qevict_jax.evaluation.longbench import RANKING_TASKS
 from qevict_jax.evaluation.runs import Run, read_configuration, read_lines
 from qevict_jax.generate import Result
 from qevict_jax.questions import AGNOSTIC, AWARE
@@ -188,6 +189,23 @@ def test_an_ablation_on_fidelity_and_retrieval(qevict, checkpoint, tmp_path, mad
     assert len(lines) == 4 * 2 + 3 * 2 == read_configuration(tmp_path / "run")["expected"]
     again = qevict(*base, "--out", tmp_path / "run", "--resume")
     assert again.exit_code == 0 and read_lines(tmp_path / "run") == lines
+
+
+def test_the_ablation_of_ranking_runs_the_tasks_of_its_table(
+    qevict, checkpoint, tmp_path, made_up_answers, monkeypatch
+):
+    monkeypatch.setattr(ablation, "run_fidelity", lambda *arguments, **options: None)
+    (tmp_path / "text.txt").write_text("the sand and the sea and the stars over an island " * 60)
+    write_longbench(tmp_path, *RANKING_TASKS)
+    base = ("eval", "ablation", "--model", checkpoint, "--what", "ranking", "--text", tmp_path / "text.txt")
+    base = (*base, "--prefill", 512, "--steps", 32, "--tasks", "niah_single_1", "--lengths", 1024)
+    base = (*base, "--samples", 1, "--no-full")
+    result = qevict(*base, "--budgets", 0.5, "--longbench", tmp_path, "--out", tmp_path / "run", "--shortest", 200)
+    assert result.exit_code == 0, result.output
+    assert {line["task"] for line in read_lines(tmp_path / "run")} == {"niah_single_1@1024", *RANKING_TASKS}
+    assert "LongBench<br>Avg. |" in result.stdout and read_configuration(tmp_path / "run")["shortest"] == 200
+    none = qevict(*base, "--longbench", tmp_path, "--out", tmp_path / "none", "--shortest", 100000)
+    assert none.exit_code == 1 and "no row has a prompt of 100000 to" in none.stderr
 
 
 @pytest.mark.parametrize(

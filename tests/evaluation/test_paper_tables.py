@@ -66,3 +66,20 @@ def test_operating_points_stand_beside_the_full_cache_and_ours(tmp_path):
     ]  # fmt: skip
     (alone,) = gsm8k(tmp_path / "full", ["full"])
     assert [row.name for row in alone.groups[0][1]] == ["full"]
+
+
+def test_an_ablation_has_an_average_over_the_tasks_of_longbench(tmp_path):
+    scores = {"vt@64": 0.9, "musique": 0.2, "trec": 0.6}
+    run = write_run(
+        tmp_path / "run",
+        ["paper ranking=decay"],
+        benchmark="ablation",
+        what="ranking",
+        tasks=tuple(scores),
+        score=lambda cache, task: scores[task],
+    )
+    (table,) = paper_tables(gather([run]))
+    assert [(column.family, column.title) for column in table.columns][2:] == [
+        ("Few-Shot Learning", "TREC"), ("LongBench", "Avg.")
+    ]  # fmt: skip
+    assert [round(cell.value, 6) for cell in table.groups[1][1][0].cells] == [0.9, 0.2, 0.6, 0.4]

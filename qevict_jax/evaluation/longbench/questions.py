@@ -32,8 +32,8 @@ def make_questions(
 ) -> tuple[list[Question], dict[str, str]]:
     """Questions of some tasks, and the SHA-256 of each file.
 
-    A filled template of more than ``limit`` tokens keeps its first and its last half; chat format and answer are no part
-    of it, as in the published code. It is cut further where the model has no room for all of them.
+    A filled template of more than ``limit`` tokens keeps the first and the last half of them; chat format and answer
+    are no part of it, as in the published code. It is cut further where the model has no room for all of them.
 
     Args:
         tokenizer: the model's.
@@ -73,8 +73,8 @@ def make_questions(
                 whole, kept = _fit(tokenizer, text, limit, bound, chat=chat and row.chat)
             except QEvictError as error:
                 raise QEvictError(
-                    f"{name}: {error} beside an answer of {row.max_new_tokens} tokens in a context of {context}; give a "
-                    "larger --context"
+                    f"{name}: {error} beside an answer of {row.max_new_tokens} tokens in a context of {context}; "
+                    "give a larger --context"
                 ) from None
             if len(whole) < shortest or longest is not None and (kept != text or len(whole) > longest):
                 continue
