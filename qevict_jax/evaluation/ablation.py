@@ -94,5 +94,6 @@ def run_fidelity(
                         "scores": {"kl": result.kl[index], "top1": result.top1[index]},
                         "prompt_sha256": token_hash(token_ids[offsets[index] : offsets[index] + prefill + steps]),
                         "kv_ratio": result.ratio_allocated,
+                        "own_ratio": result.ratio_allocated,  # nothing is padded
                     }
                 )

@@ -105,7 +105,7 @@ def answer_line(cache: Cache, question: Question, result: Result, capacity: Capa
     """A finished line.
 
     ``kv_ratio`` is real bytes against a full cache of the same capacity, ``own_ratio`` against one of just this prompt
-    and its longest answer, without padding.
+    and its longest answer, without padding; `report` shows both.
     """
     own = result.full_kv_bytes // capacity.total * (result.prompt_tokens + question.max_new_tokens)
     return {

@@ -8,7 +8,7 @@ from dataclasses import replace
 from qevict_jax.evaluation.gsm8k import FLEXIBLE, STRICT
 from qevict_jax.evaluation.longbench.tasks import TASKS as LONGBENCH
 from qevict_jax.evaluation.results import AGREEMENT, DIVERGENCE, CacheRow, Mean, Results
-from qevict_jax.evaluation.tables import Column, Row, Table, mean_of
+from qevict_jax.evaluation.tables import SHARES, Column, Row, Table, mean_of
 from qevict_jax.questions import AWARE
 
 NEEDLES, READING = "Needle-in-a-Haystack", "Question Answering"
@@ -94,7 +94,7 @@ def _task_table(result: Results, title: str, known: dict[str, tuple[str, str]], 
 
     def row(cache: CacheRow) -> Row:
         cells = [result.scores.get((cache.label, task, "score")) for task in tasks]
-        return Row(cache.name, _memory(result, cache, tasks), (*cells, mean_of(cells)), not cache.full)
+        return _row(result, cache, tasks, (*cells, mean_of(cells)))
 
     return Table(title, (*columns, Column("Avg.")), _groups(result, row), note=_note(result))
 
@@ -121,7 +121,10 @@ def _budget(budget: float) -> str:
 
 
 def _gsm8k(result: Results) -> list[Table]:
-    """A table per score: (a) methods down and budgets across, (b) methods at their operating points."""
+    """A table per score: (a) methods down and budgets across, (b) methods at their operating points.
+
+    Memory without padding has a table like (a); rows of (b) tell it themselves.
+    """
     tables = []
     for score, column in _SCORES.items():
         cells = {cache.label: result.scores.get((cache.label, "gsm8k", score)) for cache in result.caches}
@@ -129,6 +132,10 @@ def _gsm8k(result: Results) -> list[Table]:
         if any(cells.values()):
             title = f"GSM8K, {column.title}, {subject(result)}"
             tables += _by_budget(result, title, column, cells) + _operating_points(result, title, column, cells)
+    shares = {cache.label: result.unpadded.get((cache.label, "gsm8k")) for cache in result.caches}
+    if any(shares.values()):
+        column = Column(SHARES[1], higher_is_better=None)
+        tables += _by_budget(result, f"GSM8K, {column.title}, {subject(result)}", column, shares)
     return tables
 
 
@@ -151,7 +158,7 @@ def _operating_points(result: Results, title: str, column: Column, cells: Mappin
     full = [cache for cache in result.caches if cache.full and cells[cache.label]]
     ours = [cache for cache in result.caches if cache.ours and cache.budget is not None]
     rows = [
-        Row(cache.label, _memory(result, cache, ["gsm8k"]), (cells[cache.label],), not cache.full)
+        replace(_row(result, cache, ["gsm8k"], (cells[cache.label],)), name=cache.label)
         for cache in (*full, *own, *ours)
     ]
     return [Table(f"{title}: at operating points", (column,), [("", rows)], note=_note(result))] if own else []
@@ -181,15 +188,20 @@ def _ablation(result: Results) -> list[Table]:
         cells = [result.scores.get((cache.label, *key)) for key in keys]
         if averaged:
             cells.append(mean_of([result.scores.get((cache.label, task, "score")) for task in averaged]))
-        return Row(cache.name, _memory(result, cache, result.tasks), tuple(cells), not cache.full)
+        return _row(result, cache, result.tasks, tuple(cells))
 
     title = f"Ablation: {_ABLATIONS[result.what]}, {subject(result)}"
     return [Table(title, tuple(columns), _groups(result, row), first="Setting", note=_note(result))]
 
 
-def _memory(result: Results, cache: CacheRow, tasks: Sequence[str]) -> float | None:
-    cell = mean_of([result.memory[cache.label, task] for task in tasks if (cache.label, task) in result.memory])
-    return None if cell is None else cell.value
+def _row(result: Results, cache: CacheRow, tasks: Sequence[str], cells: tuple[Mean | None, ...]) -> Row:
+    """The row of a cache, with its mean memory over those of the tasks that it has begun."""
+
+    def share(memory: Mapping[tuple[str, str], Mean]) -> float | None:
+        cell = mean_of([memory[cache.label, task] for task in tasks if (cache.label, task) in memory])
+        return None if cell is None else cell.value
+
+    return Row(cache.name, share(result.memory), cells, not cache.full, share(result.unpadded))
 
 
 def _note(result: Results) -> str:
@@ -198,7 +210,8 @@ def _note(result: Results) -> str:
     missing = f" **{result.incomplete:,} answers are still missing.**" if result.incomplete else ""
     return (
         f"{samples} samples a figure; bold and underlined are the best and second best of a group. KV memory is what "
-        f"the arrays really take, against a full cache of the same capacity.{missing}"
+        "the arrays really take, against a full cache of the same capacity; unpadded, against one of just the prompt "
+        f"and its longest answer.{missing}"
     )
 
 

@@ -75,6 +75,7 @@ class Results:
         scores: by label, task and name of the score. `AGREEMENT` with the full cache (share of its tokens at the same
             place) and `DIVERGENCE` (index of the first other token) are added wherever both answered.
         memory: mean real bytes against a full cache of the same capacity, by label and task.
+        unpadded: the same against a full cache of just the prompt and its longest answer.
         incomplete: lines that are still missing.
     """
 
@@ -88,6 +89,7 @@ class Results:
     tasks: tuple[str, ...]
     scores: dict[tuple[str, str, str], Mean]
     memory: dict[tuple[str, str], Mean]
+    unpadded: dict[tuple[str, str], Mean]
     incomplete: int
 
 
@@ -149,6 +151,7 @@ def _results(group: _Group, runs: Sequence[_StoredRun]) -> Results:
     reference = {(task, index): line for (label, task, index), line in lines.items() if label in full}
     scores: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     memory: dict[tuple[str, str], list[float]] = defaultdict(list)
+    unpadded: dict[tuple[str, str], list[float]] = defaultdict(list)
     for (label, task, index), line in lines.items():
         named = dict(line["scores"])
         if label not in full and (task, index) in reference and "tokens" in line:
@@ -156,12 +159,13 @@ def _results(group: _Group, runs: Sequence[_StoredRun]) -> Results:
         for name, value in named.items():
             scores[label, task, name].append(value)
         memory[label, task].append(line["kv_ratio"])
+        if "own_ratio" in line:
+            unpadded[label, task].append(line["own_ratio"])
     return Results(
         *group,
         tuple(caches.values()),
         tuple(dict.fromkeys(line["task"] for line in lines.values())),
-        {name: Mean.of(values) for name, values in scores.items()},
-        {name: Mean.of(values) for name, values in memory.items()},
+        *({name: Mean.of(values) for name, values in means.items()} for means in (scores, memory, unpadded)),
         expected - len(lines),
     )
 

@@ -31,12 +31,29 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row: name, KV memory as a fraction of the full cache, figures (None for none), and whether it competes."""
+    """A row of a table.
+
+    Attributes:
+        name: of the method.
+        memory: KV memory as a fraction of a full cache of the same capacity, None if it has no single one.
+        cells: figures, None for none.
+        competes: whether its figures can be the best.
+        unpadded: KV memory as a fraction of a full cache of just prompt and answer, None if that is not known.
+    """
 
     name: str
     memory: float | None
     cells: tuple[Mean | None, ...]
     competes: bool = True
+    unpadded: float | None = None
+
+    @property
+    def shares(self) -> tuple[float | None, float | None]:
+        """Both fractions, in the order of `SHARES`."""
+        return self.memory, self.unpadded
+
+
+SHARES = ("KV memory", "KV memory, unpadded")
 
 
 @dataclass(frozen=True)
@@ -51,30 +68,31 @@ class Table:
 
     def markdown(self) -> str:
         """GitHub Markdown."""
-        with_memory = any(row.memory is not None for _, rows in self.groups for row in rows)
-        heads = [self.first, *(["KV memory"] if with_memory else []), *map(_head, self.columns)]
+        every = [row.shares for _, rows in self.groups for row in rows]
+        known = [at for at in range(len(SHARES)) if any(shares[at] is not None for shares in every)]
+        heads = [self.first, *(SHARES[at] for at in known), *map(_head, self.columns)]
         lines = [f"### {self.title}", "", _line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
         for name, rows in self.groups:
             if name:
                 lines.append(_line([f"*{name}*", *[""] * (len(heads) - 1)]))
             compared = [[row.cells[i] if row.competes else None for row in rows] for i in range(len(self.columns))]
             ranks = [_ranks(column, cells) for column, cells in zip(self.columns, compared, strict=True)]
-            for at, row in enumerate(rows):
-                memory = [_percent(row.memory)] if with_memory else []
+            for place, row in enumerate(rows):
+                memory = [_percent(row.shares[at]) for at in known]
                 marked = zip(self.columns, row.cells, ranks, strict=True)
-                lines.append(_line([row.name, *memory, *(_marked(c, cell, rank[at]) for c, cell, rank in marked)]))
+                lines.append(_line([row.name, *memory, *(_marked(c, cell, rank[place]) for c, cell, rank in marked)]))
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
 
     def csv(self) -> str:
-        """Plain figures: mean, standard error and number of samples of each column."""
+        """Plain figures: both shares of memory; mean, standard error and number of samples of each column."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         heads = (f"{column.title}{what}" for column in self.columns for what in ("", " standard error", " samples"))
-        writer.writerow(["group", self.first, "KV memory", *heads])
+        writer.writerow(["group", self.first, *SHARES, *heads])
         for name, rows in self.groups:
             for row in rows:
-                memory = "" if row.memory is None else f"{row.memory:.6f}"
-                writer.writerow([name, row.name, memory, *self._plain(row)])
+                memory = ("" if share is None else f"{share:.6f}" for share in row.shares)
+                writer.writerow([name, row.name, *memory, *self._plain(row)])
         return out.getvalue()
 
     def _plain(self, row: Row) -> Iterator[str]:

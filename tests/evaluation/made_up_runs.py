@@ -24,9 +24,13 @@ def write_run(
     score=full_score,
     names=("score",),
     prompt="",
+    padding=0.0,
     **configuration,
 ):
-    """A run in which each cache has answered sample 0 of the tasks; those other than the full one only ``finished``."""
+    """A run in which each cache has answered sample 0 of the tasks; those other than the full one only ``finished``.
+
+    Padding is a part of the unpadded length.
+    """
     caches = parse_caches(specs, budgets, full=full)
     base = {"benchmark": "ruler", "model": "m", "caches": [cache.record() for cache in caches]}
     with Run(directory, base | {"expected": len(caches) * len(tasks)} | configuration) as run:
@@ -42,6 +46,7 @@ def write_run(
                         "tokens": [1],
                         "prompt_sha256": f"{task} {prompt}",
                         "kv_ratio": memory,
+                        "own_ratio": memory * (1 + padding),
                     }
                 )
     return directory

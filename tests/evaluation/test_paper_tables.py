@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results in the shapes of the paper's tables, from runs written by hand."""
 
+import pytest
+
 from qevict_jax.evaluation.paper_tables import paper_tables
 from qevict_jax.evaluation.results import gather
 from qevict_jax.questions import AGNOSTIC
@@ -32,7 +34,7 @@ def gsm8k(directory, specs, **options):
 
 
 def test_the_full_cache_stands_at_all_of_the_memory_and_budgets_have_their_digits(tmp_path):
-    table, *against_full = gsm8k(tmp_path / "run", ["tuned"], budgets=(0.6, 0.125))
+    table, *against_full, _ = gsm8k(tmp_path / "run", ["tuned"], budgets=(0.6, 0.125))
     assert [column.title for column in table.columns] == ["100%", "60%", "12.5%"]
     ((_, (full, tuned)),) = table.groups
     assert [cell and cell.value for cell in full.cells] == [0.9, None, None] and not full.competes
@@ -49,7 +51,8 @@ def test_a_budget_of_all_of_the_memory_stands_beside_the_full_cache(tmp_path):
 
 def test_without_the_full_cache_nothing_is_compared_with_it(tmp_path):
     tables = gsm8k(tmp_path / "run", ["tuned"], full=False, names=("strict", "flexible"))
-    assert ["strict" in table.title or "flexible" in table.title for table in tables] == [True, True]
+    shown = ["exact match (strict)", "exact match (flexible)", "KV memory, unpadded"]
+    assert [table.title.removeprefix("GSM8K, ").partition(", m")[0] for table in tables] == shown
 
 
 def test_formats_of_gsm8k_have_tables_and_titles_of_their_own(tmp_path):
@@ -64,7 +67,7 @@ def test_operating_points_stand_beside_the_full_cache_and_ours(tmp_path):
     assert [(row.name, row.memory) for row in points.groups[0][1]] == [
         ("full", 1.0), ("kivi", 0.25), ("tuned @ 0.2", 0.2)
     ]  # fmt: skip
-    (alone,) = gsm8k(tmp_path / "full", ["full"])
+    alone, _ = gsm8k(tmp_path / "full", ["full"])
     assert [row.name for row in alone.groups[0][1]] == ["full"]
 
 
@@ -83,3 +86,13 @@ def test_an_ablation_has_an_average_over_the_tasks_of_longbench(tmp_path):
         ("Few-Shot Learning", "TREC"), ("LongBench", "Avg.")
     ]  # fmt: skip
     assert [round(cell.value, 6) for cell in table.groups[1][1][0].cells] == [0.9, 0.2, 0.6, 0.4]
+
+
+def test_memory_is_told_with_and_without_padding(tmp_path):
+    run = write_run(tmp_path / "ruler", ["tuned"], budgets=(0.2,), padding=0.125)
+    table, _ = paper_tables(gather([run]))
+    assert [row.shares for _, rows in table.groups for row in rows] == [(1.0, 1.125), pytest.approx((0.2, 0.225))]
+    assert "| Method | KV memory | KV memory, unpadded |" in table.markdown()
+    assert "| tuned | 20.0% | 22.5% |" in table.markdown() and "tuned,0.200000,0.225000" in table.csv()
+    *_, shares = gsm8k(tmp_path / "gsm8k", ["tuned"], padding=0.125)
+    assert "| full | 112.5 |  |  |" in shares.markdown() and "| tuned |  | 22.5 | 11.2 |" in shares.markdown()

@@ -16,7 +16,7 @@ TABLE = Table(
     "Scores",
     (Column("A", "Family"), Column("KL", scale=1.0, digits=2, higher_is_better=False)),
     [
-        ("", [Row("full", 1.0, (cell(0.99), None), competes=False)]),
+        ("", [Row("full", 1.0, (cell(0.99), None), competes=False, unpadded=1.25)]),
         (
             "20%",
             [
@@ -34,23 +34,25 @@ TABLE = Table(
 def test_best_and_second_best_distinct_figures_of_a_group():
     assert TABLE.markdown() == (
         "### Scores\n\n"
-        "| Method | KV memory | Family<br>A | KL |\n"
-        "| --- | ---: | ---: | ---: |\n"
-        "| full | 100.0% | 99.0 |  |\n"
-        "| *20%* |  |  |  |\n"
-        "| one | 20.0% | **50.0** | **0.10** |\n"
-        "| two\\|b | 19.9% | <u>40.0</u> | 0.30 |\n"
-        "| three |  | <u>40.0</u> | <u>0.20</u> |\n"
-        "| four | 20.0% |  | 0.40 |\n\n"
+        "| Method | KV memory | KV memory, unpadded | Family<br>A | KL |\n"
+        "| --- | ---: | ---: | ---: | ---: |\n"
+        "| full | 100.0% | 125.0% | 99.0 |  |\n"
+        "| *20%* |  |  |  |  |\n"
+        "| one | 20.0% |  | **50.0** | **0.10** |\n"
+        "| two\\|b | 19.9% |  | <u>40.0</u> | 0.30 |\n"
+        "| three |  |  | <u>40.0</u> | <u>0.20</u> |\n"
+        "| four | 20.0% |  |  | 0.40 |\n\n"
         "A note.\n"
     )
 
 
 def test_csv_has_errors_and_counts():
     lines = TABLE.csv().splitlines()
-    assert lines[0] == ("group,Method,KV memory,A,A standard error,A samples,KL,KL standard error,KL samples")
-    assert lines[1] == ",full,1.000000,99,0,10,,,"
-    assert lines[4] == "20%,three,,39.96,0,10,0.2,0,10"
+    assert lines[0] == (
+        'group,Method,KV memory,"KV memory, unpadded",A,A standard error,A samples,KL,KL standard error,KL samples'
+    )
+    assert lines[1] == ",full,1.000000,1.250000,99,0,10,,,"
+    assert lines[4] == "20%,three,,,39.96,0,10,0.2,0,10"
 
 
 def test_nothing_is_best_of_one():
