@@ -34,7 +34,8 @@ class Format:
         shots: worked examples in front, as usual.
         question: stands before a question.
         answer: stands before an answer.
-        final: stands before the final number; strict extraction looks for it.
+        final: stands before the final number.
+        strict: what strict-match of lm-evaluation-harness searches for.
         stop: texts that end an answer.
     """
 
@@ -42,12 +43,15 @@ class Format:
     question: str
     answer: str
     final: str
+    strict: re.Pattern[str]
     stop: tuple[str, ...]
 
 
 FORMATS = {
-    "cot": Format(8, "Q: ", "\nA:", "The answer is ", ("\nQ:", "\n\nQ")),
-    "qa": Format(5, "Question: ", "\nAnswer:", "#### ", ("\nQuestion:", "\n\nQuestion")),
+    "cot": Format(8, "Q: ", "\nA:", "The answer is ", re.compile(r"The answer is (\-?[0-9\.\,]+)."), ("\nQ:", "\n\nQ")),
+    "qa": Format(
+        5, "Question: ", "\nAnswer:", "#### ", re.compile(r"#### (\-?[0-9\.\,]+)"), ("\nQuestion:", "\n\nQuestion")
+    ),
 }
 
 
@@ -78,7 +82,7 @@ def read_rows(file: Path) -> tuple[list[Row], str]:
             if not mark or not _NUMBER.search(gold):
                 raise ValueError
             marked = marked.strip()
-            rows.append(Row(row["question"].strip(), _MARKS.sub("", marked), marked, normal(gold)))
+            rows.append(Row(row["question"].strip(), _MARKS.sub("", marked), marked, without_marks(gold)))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise QEvictError(f"{file}, line {number}: not a problem with question, answer and '#### number'") from None
     return rows, digest
@@ -133,18 +137,21 @@ def make_questions(
 
 
 def score(form: Format, gold: str, text: str) -> dict[str, float]:
-    """1 or 0: by the number after the format's own words, and by the last number of the answer."""
+    """1 or 0: by the number after the format's own words, as it is written, and by the value of the last number."""
     return {
-        STRICT: float(strict_answer(form, text) == gold),
-        FLEXIBLE: float(flexible_answer(text) == gold),
+        STRICT: float(strict_answer(form, text) == without_marks(gold)),
+        FLEXIBLE: float(flexible_answer(text) == normal(gold)),
     }
 
 
 def strict_answer(form: Format, text: str) -> str | None:
-    """The number right after the first of the format's final words, None without one."""
-    _, there, rest = text.partition(form.final)
-    found = _NUMBER.match(rest) if there else None
-    return normal(found.group()) if found else None
+    """What strict-match of lm-evaluation-harness 0.4.13 finds, as it compares it; None without a match.
+
+    The first match of ``form.strict`` counts, so final words without a number after them are passed over. That of
+    ``cot`` ends in any one character: a number that ends the text loses its last digit there, and so it does here.
+    """
+    found = form.strict.search(text)
+    return without_marks(found.group(1)) if found else None
 
 
 def flexible_answer(text: str) -> str | None:
@@ -153,9 +160,14 @@ def flexible_answer(text: str) -> str | None:
     return normal(found[-1]) if found else None
 
 
+def without_marks(number: str) -> str:
+    """A number without separators, currency, spaces or a closing point."""
+    return number.strip().replace(",", "").replace("$", "").removesuffix(".")
+
+
 def normal(number: str) -> str:
-    """A number without separators, currency, spaces, a closing point, or zeros behind the point."""
-    number = number.strip().replace(",", "").replace("$", "").removesuffix(".")
+    """A number `without_marks`, and without zeros behind the point."""
+    number = without_marks(number)
     return number.rstrip("0").rstrip(".") if "." in number else number
 
 
