@@ -4,7 +4,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +41,12 @@ class RunOptions:
         return read_config(self.model).max_position
 
     def load(self) -> "LanguageModel":
-        """The model, which must have a tokenizer."""
+        """The model, which must have a tokenizer.
+
+        A chat template that writes the date writes that of the run's beginning, or the rest of a run that is continued
+        another day would have other prompts.
+        """
+        from qevict_jax.evaluation.runs import prompt_date
         from qevict_jax.models import load_model
 
         loaded = load_model(self.model, self.dtype, mesh=self.mesh)
@@ -49,7 +54,7 @@ class RunOptions:
             raise QEvictError(f"--batch-size {self.batch_size} does not go evenly onto --mesh {self.mesh}; {even} does")
         if loaded.tokenizer is None:
             raise QEvictError(f"{self.model} has no tokenizer")
-        return loaded
+        return replace(loaded, tokenizer=loaded.tokenizer.at(prompt_date(self.out, resume=self.resume)))
 
     def chats(self, model: "LanguageModel") -> bool:
         """Whether prompts get the chat format: as asked, else if the model has one."""
@@ -57,8 +62,16 @@ class RunOptions:
         return model.tokenizer.has_chat_template if self.chat is None else self.chat
 
 
-def run_options(default_cache: str, default_budgets: str = "0.2,0.1") -> Callable[[Callable], Callable]:
-    """Gives a command the options of a run; it receives them as ``options``."""
+def run_options(
+    default_cache: str, default_budgets: str = "0.2,0.1", *, default_chat: bool | None = None
+) -> Callable[[Callable], Callable]:
+    """Gives a command the options of a run; it receives them as ``options``.
+
+    Args:
+        default_cache: what is measured without ``--cache``.
+        default_budgets: of each cache.
+        default_chat: whether prompts get the chat format; None for models that have one.
+    """
 
     def build(cache: list[str] | None, budgets: str, full: bool, kv_dtype: str, **rest: Any) -> RunOptions:
         from qevict_jax.evaluation.caches import parse_caches
@@ -67,11 +80,11 @@ def run_options(default_cache: str, default_budgets: str = "0.2,0.1") -> Callabl
         caches = parse_caches(cache or [default_cache], shares, full=full, kv_dtype=kv_dtype)
         return RunOptions(caches=caches, **rest)
 
-    parameters = _parameters(default_cache, default_budgets)
+    parameters = _parameters(default_cache, default_budgets, default_chat)
     return lambda command: with_record(command, "options", parameters, build)
 
 
-def _parameters(default_cache: str, default_budgets: str) -> list[inspect.Parameter]:
+def _parameters(default_cache: str, default_budgets: str, default_chat: bool | None) -> list[inspect.Parameter]:
     def parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
         annotation = Annotated[kind, option]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -99,8 +112,12 @@ def _parameters(default_cache: str, default_budgets: str) -> list[inspect.Parame
         parameter(
             "chat",
             bool | None,
-            None,
-            typer.Option("--chat/--raw", help="Use the model's chat format; default if it has one."),
+            default_chat,
+            typer.Option(
+                "--chat/--raw",
+                show_default=default_chat is not None,
+                help="Use the model's chat format" + ("; default if it has one." if default_chat is None else "."),
+            ),
         ),
         parameter("batch_size", int, 1, typer.Option(help="Samples decoded together.")),
         parameter(
@@ -147,7 +164,7 @@ def execute(
     from qevict_jax.evaluation.paper_tables import paper_tables
     from qevict_jax.evaluation.provenance import text_hash, token_hash
     from qevict_jax.evaluation.results import gather
-    from qevict_jax.evaluation.runs import Run
+    from qevict_jax.evaluation.runs import DATE, Run
     from qevict_jax.questions import AGNOSTIC, AWARE
 
     configuration = {
@@ -165,6 +182,9 @@ def execute(
     }
     if options.mesh is not None:
         configuration["mesh"] = options.mesh
+    assert model.tokenizer is not None
+    if model.tokenizer.now is not None:
+        configuration[DATE] = model.tokenizer.now.isoformat()
     with Run(options.out, configuration, resume=options.resume) as run:
         run_benchmark(
             run,

@@ -10,7 +10,7 @@ import typer
 from qevict_jax.cli.benchmark import RunOptions, execute, run_options
 
 
-@run_options("paper-gsm8k", "1.0,0.8,0.6,0.4,0.2,0.1")
+@run_options("paper-gsm8k", "1.0,0.8,0.6,0.4,0.2,0.1", default_chat=False)
 def run(
     test: Annotated[Path, typer.Option(help="Problems to solve: test.jsonl of GSM8K.")],
     train: Annotated[Path, typer.Option(help="Worked examples come from here: train.jsonl of GSM8K.")],
@@ -24,15 +24,12 @@ def run(
     options: RunOptions,
 ) -> None:
     """GSM8K (arXiv:2110.14168) on compressed caches. Prompts are plain text unless --chat is given."""
-    from dataclasses import replace
-
     from qevict_jax.evaluation.gsm8k import FORMATS, make_questions, read_rows
 
     problems, test_hash = read_rows(test)
     examples, train_hash = read_rows(train)
     model = options.load()
     assert model.tokenizer is not None
-    options = replace(options, chat=bool(options.chat))
     questions = make_questions(
         model.tokenizer,
         problems,
@@ -41,7 +38,7 @@ def run(
         shots=shots,
         count=samples,
         max_new_tokens=max_new_tokens,
-        chat=bool(options.chat),
+        chat=options.chats(model),
     )
     settings = {
         "format": format,

@@ -69,7 +69,8 @@ def parse_caches(
         kv_dtype: dtype of stored keys and values of all that do not name another.
 
     Raises:
-        QEvictError: an unknown name or field, a bad value, or a cache that is there twice.
+        QEvictError: an unknown name or field, a bad value, a budget above the full cache, or a cache that is there
+            twice.
     """
     specs = ["full", *(spec for spec in specs if spec.split() != ["full"])] if full else list(specs)
     caches = []
@@ -129,6 +130,11 @@ def _cache(text: str, name: str, changes: dict[str, Any]) -> Cache:
         config = PRESETS[name](**changes)
     else:
         config = CacheConfig(policy=name, **changes)
+    if config.budget is not None and config.budget > 1:
+        raise QEvictError(
+            f"cache {text!r}: a budget of {config.budget:g} is {config.budget:.0%} of the full cache; give a fraction, "
+            "at most 1: 0.2 is 20%"
+        )
     if share is not None and "recent" not in POLICY_FIELDS[config.policy]:
         raise QEvictError(f"cache {text!r}: {RECENT_SHARE} has no effect, {config.policy} has no recent tokens to set")
     return Cache(text, config, share)

@@ -10,6 +10,7 @@ last are whole. A torn last line is cut off when the run is continued, so no sam
 The configuration is on disk, with its name, before the first line.
 """
 
+import datetime
 import fcntl
 import json
 import os
@@ -22,6 +23,7 @@ from qevict_jax.evaluation.provenance import environment
 from qevict_jax.types import QEvictError
 
 _CONFIGURATION, _LINES, _TEMPORARY = "run.json", "samples.jsonl", "run.json.tmp"
+DATE = "date"
 Key = tuple[str, str, int]
 
 
@@ -123,6 +125,20 @@ class Run:
             os.ftruncate(self._file, length)
             os.fsync(self._file)
         return [line for _, line in lines]
+
+
+def prompt_date(directory: Path, *, resume: bool) -> datetime.datetime | None:
+    """The moment that a run's prompts are made at: that of the run that is continued, or now.
+
+    None for a run that does not tell, since its prompts were made by the clock.
+
+    Raises:
+        QEvictError: the run that is continued is damaged.
+    """
+    if not resume or not (directory / _CONFIGURATION).is_file():
+        return datetime.datetime.now().replace(microsecond=0)
+    stored = read_configuration(directory).get(DATE)
+    return None if stored is None else datetime.datetime.fromisoformat(stored)
 
 
 def line_key(line: Mapping[str, Any]) -> Key:

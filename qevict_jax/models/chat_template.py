@@ -35,6 +35,9 @@ class ChatTemplate:
         source: Jinja text.
         special_tokens: names such as "bos_token" that the template may use.
 
+    Attributes:
+        dated: whether it may write the date.
+
     Raises:
         QEvictError: the text is not valid Jinja.
     """
@@ -45,15 +48,22 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise QEvictError(f"the chat template of this model is not valid Jinja: {error}") from None
+        self.dated = "strftime_now" in source
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool,
+        now: datetime.datetime | None = None,
+    ) -> str:
         """The text of a conversation; with `add_generation_prompt`, up to where the assistant speaks.
+
+        A template that writes the date writes that of ``now``; None is the clock's.
 
         Raises:
             QEvictError: the template refuses the conversation (for example two user turns in a row).
@@ -64,6 +74,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
+                strftime_now=(now or datetime.datetime.now()).strftime,
                 **self._special_tokens,
             )
         except (jinja2.TemplateError, TypeError) as error:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to token ids and back, from the tokenizer files of a model directory, with exactly one BOS."""
 
+import copy
+import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ class Tokenizer:
         bos_id: the token that starts a sequence, or None when the model uses none.
         eos_ids: every id that ends generation: generation config, model config and tokenizer together.
         pad_id: fills the unused part of a batch row; the pad token, else an EOS, else 0.
+        now: the moment that the chat template takes for the present; None for the clock's, and where it writes no date.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Tokenizer:
         self.eos_ids: frozenset[int] = eos_ids | ({eos_id} if eos_id is not None else frozenset())
         pad_id = self._special_id("pad_token")
         self.pad_id: int = pad_id if pad_id is not None else min(self.eos_ids, default=0)
+        self.now: datetime.datetime | None = None
         self._template = None if template is None else ChatTemplate(template, self._special_tokens)
 
     @classmethod
@@ -96,7 +100,13 @@ class Tokenizer:
         """
         if self._template is None:
             raise QEvictError("this model has no chat template; give it a plain prompt instead")
-        return self._template.render(messages, add_generation_prompt)
+        return self._template.render(messages, add_generation_prompt, self.now)
+
+    def at(self, now: datetime.datetime | None) -> "Tokenizer":
+        """This tokenizer at a fixed moment, so that a chat template that writes the date gives the same text again."""
+        fixed = copy.copy(self)
+        fixed.now = now if self._template is not None and self._template.dated else None
+        return fixed
 
     def stream(self) -> "Detokenizer":
         """A new incremental decoder."""

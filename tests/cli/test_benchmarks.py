@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`qevict eval ruler|longbench|gsm8k|ablation` and `qevict report`, on a tiny model or on answers made up."""
 
+import datetime
 import json
 import re
+import shutil
 from csv import reader
 from dataclasses import replace
 
 import pytest
 
 from qevict_jax import models
-from qevict_jax.evaluation import FidelityResult, ablation, benchmark
+from qevict_jax.evaluation import FidelityResult, ablation, benchmark, runs
 from qevict_jax.evaluation.answering import Answerer
 from qevict_jax.evaluation.longbench import RANKING_TASKS
 from qevict_jax.evaluation.runs import Run, read_configuration, read_lines
@@ -174,6 +176,7 @@ def test_gsm8k_by_budget_and_against_the_full_cache(qevict, checkpoint, tmp_path
     assert "| paper-gsm8k | 2.0 | 2.0 |" in tables[3]
     stored = read_configuration(tmp_path / "run")
     assert (stored["protocol"], stored["format"]) == (AWARE, "cot")
+    assert "date" not in stored  # the template writes none
     assert stored["shots"] == 8 and stored["chat"] is False and len(stored["texts_sha256"]) == 1
     assert [cache["recent_share"] for cache in stored["caches"]] == [None, 0.25, 0.25]
 
@@ -247,6 +250,7 @@ def test_an_ablation_knows_before_it_begins_that_fidelity_cannot_be_measured(
         (["--tasks", "all"], "qa_1 needs a file: --squad FILE"),
         (["--tasks", "vt,vt"], "the task vt is there twice"),
         (["--lengths", "768,768"], "the length 768 is there twice"),
+        (["--budgets", "20"], "a budget of 20 is 2000% of the full cache"),
         (["--budgets", "x"], "--budgets x must be numbers"),
         (["--budgets", "0.01"], "paper-ruler @ 0.01 at 768 tokens"),
         (["--cache", "quick"], "begin with a preset or a policy"),
@@ -294,6 +298,45 @@ def test_a_run_is_not_overwritten_and_other_samples_are_not_mixed_in(
     other = (*RULER, "--model", checkpoint, "--out", tmp_path / "other", "--cache", "full", "--seed", 1)
     assert qevict(*other).exit_code == 0
     assert "different prompts (seed differ)" in refused("report", tmp_path / "run", tmp_path / "other")
+
+
+def test_a_run_goes_on_after_midnight_with_the_date_of_its_prompts(
+    qevict, checkpoint, tmp_path, made_up_answers, monkeypatch
+):
+    dated = shutil.copytree(checkpoint, tmp_path / "dated")
+    template = "{{ bos_token }}Today {{ strftime_now('%d %b %Y %H:%M:%S') }}: {{ messages[0].content }}"
+    (dated / "chat_template.jinja").write_text(template)
+    base = (*RULER, "--model", dated, "--out", tmp_path / "run", "--cache", "full", "--resume")
+    assert qevict(*base).exit_code == 0
+    lines, file = read_lines(tmp_path / "run"), tmp_path / "run" / "run.json"
+    # as if it had begun on another day; the prompts of that day are others
+    stored = json.loads(file.read_text())
+    monkeypatch.setattr(runs, "prompt_date", lambda directory, *, resume: datetime.datetime(2024, 7, 26, 23, 59))
+    yesterday = (*RULER, "--model", dated, "--out", tmp_path / "old", "--cache", "full")
+    assert qevict(*yesterday).exit_code == 0
+    monkeypatch.undo()
+    old = read_configuration(tmp_path / "old")
+    assert old["date"] == "2024-07-26T23:59:00" and old["prompts_sha256"] != stored["prompts_sha256"]
+    again = qevict(*yesterday, "--resume")
+    assert again.exit_code == 0, again.output
+    assert qevict(*base).exit_code == 0 and read_lines(tmp_path / "run") == lines
+
+
+def test_the_help_says_which_format_prompts_have(qevict):
+    def about_chat(benchmark):
+        text = re.sub(r"[│\s]+", " ", qevict("eval", benchmark, "--help").stdout)
+        return text.rpartition("--chat ")[2][:120]
+
+    assert "default if it has one" in about_chat("ruler") and "[default: raw]" not in about_chat("ruler")
+    assert "default if it has one" not in about_chat("gsm8k") and "[default: raw]" in about_chat("gsm8k")
+
+
+def test_a_context_without_room_names_the_task_and_the_option(refused, checkpoint, tmp_path):
+    write_longbench(tmp_path, "gov_report")
+    base = ("eval", "longbench", "--model", checkpoint, "--data", tmp_path, "--tasks", "gov_report")
+    message = refused(*base, "--context", 400, "--out", tmp_path / "run")
+    assert "gov_report: a prompt has no room beside an answer of 512 tokens in a context of 400" in message
+    assert "--context" in message
 
 
 def test_a_report_of_nothing(refused, tmp_path):

@@ -58,6 +58,7 @@ def test_a_budget_of_its_own_stands_once():
         ("tuned recent_share=0.25 recent=8", "exclude each other"),
         ("full recent_share=0.25", "has no recent tokens"),
         ("full bits=4", "no effect"),
+        ("tuned budget=20", "a budget of 20 is 2000% of the full cache; give a fraction, at most 1: 0.2 is 20%"),
     ],
 )
 def test_bad_caches(spec, message):

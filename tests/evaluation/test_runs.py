@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs survive whatever ends the process, at any byte."""
 
+import datetime
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ import time
 import pytest
 
 from qevict_jax.evaluation import runs
-from qevict_jax.evaluation.runs import Run, read_configuration, read_lines
+from qevict_jax.evaluation.runs import DATE, Run, prompt_date, read_configuration, read_lines
 from qevict_jax.types import QEvictError
 
 CONFIGURATION = {"benchmark": "ruler", "samples": 3, "budgets": (0.2, 0.1)}
@@ -120,6 +121,17 @@ def test_two_processes_are_never_at_one_run(tmp_path):
 def test_resume_starts_a_run_that_is_not_there(tmp_path):
     with Run(tmp_path / "a" / "run", CONFIGURATION, resume=True) as run:
         assert not run.done
+
+
+def test_a_run_that_goes_on_has_the_beginning_of_the_one_that_began(tmp_path):
+    begun = datetime.datetime(2024, 7, 26, 23, 59, 30)
+    assert abs(prompt_date(tmp_path, resume=True) - datetime.datetime.now()) < datetime.timedelta(minutes=5)
+    with Run(tmp_path / "run", CONFIGURATION | {DATE: begun.isoformat()}):
+        pass
+    assert prompt_date(tmp_path / "run", resume=True) == begun != prompt_date(tmp_path / "run", resume=False)
+    # one of an earlier version made its prompts by the clock
+    written(tmp_path / "old", 1)
+    assert prompt_date(tmp_path / "old", resume=True) is None
 
 
 LINES = 600

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What chat templates in the wild use, and errors in one line."""
 
+import datetime
+
 import pytest
 
 from qevict_jax.models.chat_template import ChatTemplate
@@ -32,6 +34,9 @@ def test_renders(source, expected):
 
 def test_has_the_date_function_of_llama_3():
     assert _render("{{ strftime_now('%Y') }}").startswith("20")
+    template = ChatTemplate("{% macro m() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}{{ m() }}", {})
+    assert template.render(USER, False, datetime.datetime(2024, 7, 26, 23, 59)) == "26 Jul 2024"
+    assert template.dated and not ChatTemplate("{{ messages[0].content }}", {}).dated
 
 
 @pytest.mark.parametrize(

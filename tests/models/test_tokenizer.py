@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One BOS, every EOS, whole characters only."""
 
+import datetime
 import json
 
 import pytest
@@ -39,6 +40,17 @@ def test_exactly_one_bos(tmp_path, name, style):
         assert ids[0] == bos and ids.count(bos) == 1
     assert tokenizer.encode("") == [bos]
     assert bos not in tokenizer.encode("the thing", add_bos=False)
+
+
+def test_a_template_that_writes_the_date_writes_the_one_it_is_given(tmp_path):
+    dated = _load(tmp_path, "llama")
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}")
+    now = datetime.datetime(2024, 7, 26)
+    fixed = Tokenizer.load(tmp_path).at(now)
+    assert fixed.render(MESSAGES) == "26 Jul 2024" and fixed.now == now
+    assert fixed.at(None).render(MESSAGES) != "26 Jul 2024"
+    # nothing depends on the date of a template that writes none
+    assert dated.at(now).now is None
 
 
 @pytest.mark.parametrize("style", ["v4", "v5"])
