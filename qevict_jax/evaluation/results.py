@@ -4,7 +4,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,9 +165,15 @@ def _results(group: _Group, runs: Sequence[_StoredRun]) -> Results:
         *group,
         tuple(caches.values()),
         tuple(dict.fromkeys(line["task"] for line in lines.values())),
-        *({name: Mean.of(values) for name, values in means.items()} for means in (scores, memory, unpadded)),
+        _means(scores),
+        _means(memory),
+        _means(unpadded),
         expected - len(lines),
     )
+
+
+def _means(values: Mapping[Any, Sequence[float]]) -> dict[Any, Mean]:
+    return {key: Mean.of(of_key) for key, of_key in values.items()}
 
 
 def _other_prompts(line: dict, one: _StoredRun, other: _StoredRun) -> QEvictError:
