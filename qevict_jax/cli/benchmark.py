@@ -106,7 +106,12 @@ def _parameters(default_cache: str, default_budgets: str, default_chat: bool | N
                 "policy, and changes of its settings; repeatable.",
             ),
         ),
-        parameter("budgets", str, default_budgets, typer.Option(help="Fractions of the full cache, for each cache.")),
+        parameter(
+            "budgets",
+            str,
+            default_budgets,
+            typer.Option(help="Fractions of the full cache, at most 1, for each cache."),
+        ),
         parameter("full", bool, True, typer.Option(help="Measure the full cache too.")),
         parameter("kv_dtype", str, "bfloat16", typer.Option(help="Dtype of stored keys and values of every cache.")),
         parameter(
