@@ -20,22 +20,14 @@ from qevict_jax.policies import policy_options
 from qevict_jax.sampling import Sampling
 from qevict_jax.types import QEvictError
 
-MeshOption = Annotated[
-    str | None,
-    typer.Option(
-        "--mesh",
-        help="Devices to spread rows and the model over, e.g. data=2,model=4; default one device.",
-        show_default=False,
-    ),
-]
-OneRowMesh = Annotated[
-    str | None,
-    typer.Option(
-        "--mesh",
-        help="Devices to spread the model over, e.g. model=4; default one device.",
-        show_default=False,
-    ),
-]
+
+def _mesh_option(what: str, example: str) -> Any:
+    help = f"Devices to spread {what} over, e.g. {example}; default one device."
+    return typer.Option("--mesh", help=help, show_default=False)
+
+
+MeshOption = Annotated[str | None, _mesh_option("rows and the model", "data=2,model=4")]
+OneRowMesh = Annotated[str | None, _mesh_option("the model", "model=4")]
 PRESETS = {"tuned": CacheConfig.tuned, "paper": CacheConfig.paper}
 
 

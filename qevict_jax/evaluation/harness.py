@@ -239,8 +239,8 @@ class _GenerationSettings:
         until = given.get("until") or []
         self.stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
         numbers = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
-        # the harness's tasks name a temperature beside do_sample=False
         numbers["seed"] = (numbers.get("seed", 0) + repeat) % 2**32
+        # the harness's tasks name a temperature beside do_sample=False
         self.sampling = Sampling(**numbers) if given.get("do_sample", "temperature" in numbers) else Sampling()
 
 

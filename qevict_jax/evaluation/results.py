@@ -5,7 +5,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +60,8 @@ class CacheRow:
 
 
 @dataclass(frozen=True)
-class Results:
-    """One benchmark on one model, from one directory or several.
+class Group:
+    """What the runs of one table have in common.
 
     Attributes:
         benchmark: "ruler", "longbench", "gsm8k" or "ablation".
@@ -70,6 +70,21 @@ class Results:
         protocol: "question-aware" or "question-agnostic".
         format: how prompts are written where a benchmark has several ways (a row of `gsm8k.FORMATS`), else "".
         dtype: of computation, "" in a run that does not tell.
+    """
+
+    benchmark: str
+    model: str
+    what: str
+    protocol: str
+    format: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Results(Group):
+    """One benchmark on one model, from one directory or several.
+
+    Attributes:
         caches: in the order of the runs.
         tasks: in the order of the runs.
         scores: by label, task and name of the score. `AGREEMENT` with the full cache (share of its tokens at the same
@@ -79,12 +94,6 @@ class Results:
         incomplete: lines that are still missing.
     """
 
-    benchmark: str
-    model: str
-    what: str
-    protocol: str
-    format: str
-    dtype: str
     caches: tuple[CacheRow, ...]
     tasks: tuple[str, ...]
     scores: dict[tuple[str, str, str], Mean]
@@ -99,22 +108,11 @@ def gather(directories: Sequence[Path]) -> list[Results]:
     Raises:
         QEvictError: no run, a damaged one, or two that gave a sample different prompts or a cache different settings.
     """
-    groups: dict[_Group, list[_StoredRun]] = defaultdict(list)
+    groups: dict[Group, list[_StoredRun]] = defaultdict(list)
     for directory in directories:
         run = _StoredRun(directory, read_configuration(directory))
         groups[run.group].append(run)
     return [_results(group, runs) for group, runs in groups.items()]
-
-
-class _Group(NamedTuple):
-    """What the runs of one table have in common; fields of `Results`."""
-
-    benchmark: str
-    model: str
-    what: str
-    protocol: str
-    format: str
-    dtype: str
 
 
 class _StoredRun(NamedTuple):
@@ -122,13 +120,13 @@ class _StoredRun(NamedTuple):
     configuration: dict[str, Any]
 
     @property
-    def group(self) -> _Group:
+    def group(self) -> Group:
         absent = {"what": "", "protocol": AWARE, "format": "", "dtype": ""}  # runs of earlier versions lack some
         stored = absent | self.configuration
-        return _Group(**{name: stored[name] for name in _Group._fields})
+        return Group(**{field.name: stored[field.name] for field in fields(Group)})
 
 
-def _results(group: _Group, runs: Sequence[_StoredRun]) -> Results:
+def _results(group: Group, runs: Sequence[_StoredRun]) -> Results:
     caches: dict[str, CacheRow] = {}
     lines: dict[tuple, dict] = {}
     asked: dict[tuple[str, int], tuple[str | None, _StoredRun]] = {}
@@ -162,13 +160,13 @@ def _results(group: _Group, runs: Sequence[_StoredRun]) -> Results:
         if "own_ratio" in line:
             unpadded[label, task].append(line["own_ratio"])
     return Results(
-        *group,
-        tuple(caches.values()),
-        tuple(dict.fromkeys(line["task"] for line in lines.values())),
-        _means(scores),
-        _means(memory),
-        _means(unpadded),
-        expected - len(lines),
+        **vars(group),
+        caches=tuple(caches.values()),
+        tasks=tuple(dict.fromkeys(line["task"] for line in lines.values())),
+        scores=_means(scores),
+        memory=_means(memory),
+        unpadded=_means(unpadded),
+        incomplete=expected - len(lines),
     )
 
 

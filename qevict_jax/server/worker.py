@@ -60,6 +60,7 @@ class Worker:
     Attributes:
         engine: nobody else may call it.
         metrics: what happened so far.
+        failed: whether the engine has failed; no job is taken then.
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, queue_limit: int):
@@ -75,7 +76,7 @@ class Worker:
         self._running: dict[int, tuple[Job, Reply]] = {}
         self._changed = threading.Condition()
         self._deadline: float | None = None  # when jobs that still run are ended; set when stopping
-        self._failed = False
+        self.failed = False
         self._thread = threading.Thread(target=self._run, name="qevict-engine", daemon=True)
         self.metrics = Metrics(
             slots=engine.slots,
@@ -104,11 +105,6 @@ class Worker:
     def alive(self) -> bool:
         """Whether jobs are taken."""
         return self._thread.is_alive() and self._deadline is None
-
-    @property
-    def failed(self) -> bool:
-        """Whether the engine has failed; no job is taken then."""
-        return self._failed
 
     def submit(self, job: Job) -> None:
         """Queues a job.
@@ -159,7 +155,7 @@ class Worker:
                     self._hand_out(self.engine.decode_block())
         except Exception:
             log.exception("the engine failed; no more requests are taken")
-            self._failed = True
+            self.failed = True
         finally:
             with self._changed:
                 self._deadline = self._deadline or time.monotonic()
@@ -227,5 +223,5 @@ class Worker:
         job.deliver(error)
 
     def _unavailable(self) -> ServerError:
-        why = "the engine has failed; the server's log says more" if self._failed else "the server is shutting down"
+        why = "the engine has failed; the server's log says more" if self.failed else "the server is shutting down"
         return ServerError(503, why, code="unavailable")
