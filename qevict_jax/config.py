@@ -19,7 +19,7 @@ _EVICTION = ("budget", "budget_bytes", "policy_options")
 POLICY_FIELDS = {
     "qevict": (
         *("budget", "budget_bytes", "window", "sink", "recent", "quant_fraction", "bits", "param_bits"),
-        *("ranking", "prefill_scores", "residency", "accounting", "implementation"),
+        *("ranking", "prefill_scores", "prefill_pool", "residency", "accounting", "implementation"),
     ),
     "full": ("implementation",),
     "streaming_llm": _EVICTION,
@@ -63,6 +63,8 @@ class CacheConfig:
         ranking: importance of a window, paper Appendix J.
         prefill_scores: start scores from the prompt: ``"all"`` sums over all prompt queries (the paper), ``"mean"``
             divides by the number of queries that see the key, ``"last:N"`` sums over the last N prompt queries.
+        prefill_pool: a start score is the mean over so many windows, the window in the middle, so that what stands
+            beside an attended window stays too (SnapKV's pooling, of windows); 1 for none (the paper).
         residency: ``"ranked"`` keeps exactly the best windows in full precision and promotes quantized ones (the
             paper); ``"exact"`` keeps a quantized window where it is, since its original values are gone.
         accounting: ``"physical"`` charges every byte that lives between steps; ``"paper"`` charges values, codes and
@@ -84,6 +86,7 @@ class CacheConfig:
     param_bits: int = 8
     ranking: str = "cumulative"
     prefill_scores: str = "last:32"
+    prefill_pool: int = 3
     residency: str = "exact"
     accounting: str = "physical"
     implementation: str = "auto"
@@ -110,6 +113,7 @@ class CacheConfig:
         check_one_of("implementation", self.implementation, IMPLEMENTATIONS)
         check_integer("sink", self.sink, 0)
         check_integer("recent", self.recent, 1)
+        check_integer("prefill_pool", self.prefill_pool, 1)
         if self.budget is not None:
             check_number("budget", self.budget)
             if not 0 < self.budget < math.inf:
@@ -147,6 +151,7 @@ class CacheConfig:
             param_bits=16,
             ranking="cumulative",
             prefill_scores="all",
+            prefill_pool=1,
             residency="ranked",
         )
         return _changed(preset, changes)

@@ -83,7 +83,7 @@ def column_sums(
 
 
 def pool(x: Float[Array, "*n S"], kernel: int, kind: str) -> Float[Array, "*n S"]:
-    """Mean or maximum over ``kernel`` neighbours along the tokens, centred; beyond the ends lie zeros."""
+    """Mean or maximum over ``kernel`` neighbouring tokens or windows, centred; beyond the ends lie zeros."""
     initial, add = (0.0, lax.add) if kind == "avg" else (-jnp.inf, lax.max)
     ones = (1,) * (x.ndim - 1)
     # an even kernel reaches one further back

@@ -36,6 +36,7 @@ BAD = [
     ({"prefill_scores": "last"}, "prefill_scores='last' must be 'all', 'mean' or 'last:N'"),
     ({"prefill_scores": "last:0"}, "prefill_scores='last:0' must be"),
     ({"prefill_scores": 32}, "prefill_scores=32 must be"),
+    ({"prefill_pool": 0}, "prefill_pool=0 must be an integer >= 1"),
 ]
 
 
@@ -57,7 +58,8 @@ def test_paper_preset():
     paper = CacheConfig.paper()
     expected = {
         "window": 8, "sink": 5, "recent": 32, "quant_fraction": 0.7, "bits": 2, "param_bits": 16,
-        "ranking": "cumulative", "prefill_scores": "all", "residency": "ranked", "budget": 0.2,
+        "ranking": "cumulative", "prefill_scores": "all", "prefill_pool": 1, "residency": "ranked",
+        "budget": 0.2,
     }  # fmt: skip
     assert {name: getattr(paper, name) for name in expected} == expected
 

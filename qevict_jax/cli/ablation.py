@@ -17,7 +17,7 @@ from qevict_jax.types import QEvictError
 @run_options("paper", "0.05")
 def run(
     what: Annotated[
-        str, typer.Option(help="windows (W, Table 11), fraction (q, 12), bits (13) or ranking (Appendix J, 17).")
+        str, typer.Option(help="windows (W, Table 11), fraction (q, 12), bits (13), ranking (Appendix J, 17) or pool.")
     ],
     text: Annotated[Path, typer.Option(help="UTF-8 text for fidelity.")],
     prefill: Annotated[int, typer.Option(help="Fidelity: tokens read as a prompt.")] = 2048,

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The qevict_jax authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ablations: one setting of the paper varied, the others kept (Appendices G and J)."""
+"""Ablations: one setting varied, the others kept: those of the paper's Appendices G and J, and our own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ ABLATIONS = {
     "fraction": Ablation("quant_fraction", (0.1, 0.3, 0.5, 0.7, 0.9)),
     "bits": Ablation("bits", (2, 3, 4)),
     "ranking": Ablation("ranking", RANKINGS, RANKING_TASKS),
+    "pool": Ablation("prefill_pool", (1, 2, 3, 5)),
 }
 
 

@@ -40,6 +40,7 @@ _ABLATIONS = {
     "fraction": "share q of the quantized tier (Table 12)",
     "bits": "bits of a code (Table 13)",
     "ranking": "ranking function (Table 17)",
+    "pool": "windows that share start scores",
 }
 
 

@@ -12,7 +12,7 @@ from qevict_jax.types import QEvictError
 
 PRESETS = {"tuned": CacheConfig.tuned, "paper": CacheConfig.paper}
 _KEPT = ("budget", "budget_bytes", "kv_dtype", "accounting")  # what a preset does not choose
-_INTEGERS = ("window", "sink", "recent", "bits", "param_bits", "budget_bytes")
+_INTEGERS = ("window", "sink", "recent", "bits", "param_bits", "prefill_pool", "budget_bytes")
 _NUMBERS = ("budget", "quant_fraction")
 
 

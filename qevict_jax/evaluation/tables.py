@@ -129,11 +129,11 @@ def _shown(column: Column, cell: Mean) -> str:
 
 
 def _ranks(column: Column, cells: Sequence[Mean | None]) -> list[int | None]:
-    """0 for the best distinct figure as shown, 1 for the second, else None; nothing is best of one."""
+    """0 for the best distinct figure as shown, 1 for the second, else None; nothing is best of one, or of equals."""
     shown = [None if cell is None else float(_shown(column, cell)) for cell in cells]
-    if column.higher_is_better is None or sum(value is not None for value in shown) < 2:
+    distinct = sorted({value for value in shown if value is not None}, reverse=bool(column.higher_is_better))
+    if column.higher_is_better is None or len(distinct) < 2:
         return [None] * len(cells)
-    distinct = sorted({value for value in shown if value is not None}, reverse=column.higher_is_better)
     return [None if value is None or value not in distinct[:2] else distinct.index(value) for value in shown]
 
 

@@ -24,6 +24,7 @@ from qevict_jax.plan import CachePlan
 from qevict_jax.policies.base import Prompt, Tier
 from qevict_jax.policies.full import merge_kv
 from qevict_jax.ranking import RANKINGS, Ranking
+from qevict_jax.token_scores import pool
 from qevict_jax.windows import KeyTransform
 
 
@@ -77,7 +78,7 @@ class QEvict:
         )
         bias = None if transform.bias is None else transform.bias[layer]
         tokens = merge_kv(prompt.k, prompt.v)
-        mass = self.split.mean(mass)
+        mass = pool(self.split.mean(mass), config.prefill_pool, "avg")
         return admit(cache, layer, tokens, mass, prompt.length, self.ranking, transform.inv_freq, bias)
 
     def admitted(self, cache: TieredCache, length: Int[Array, "B"]) -> TieredCache:

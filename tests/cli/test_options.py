@@ -26,6 +26,7 @@ CHANGED = {
     "param_bits": 16,
     "ranking": "decay",
     "prefill_scores": "all",
+    "prefill_pool": 5,
     "residency": "ranked",
     "accounting": "paper",
     "implementation": "xla",

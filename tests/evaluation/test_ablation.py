@@ -18,7 +18,7 @@ LLAMA_8B = KVShape(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
 
 def test_the_tasks_of_the_tables():
     assert {what: len(ablation.longbench) for what, ablation in ABLATIONS.items()} == {
-        "windows": 4, "fraction": 4, "bits": 4, "ranking": 14
+        "windows": 4, "fraction": 4, "bits": 4, "ranking": 14, "pool": 4
     }  # fmt: skip
     assert set(ABLATIONS["ranking"].longbench) - set(PAPER_TASKS) == {"passage_count", "passage_retrieval_en"}
 
@@ -33,7 +33,7 @@ def test_every_value_fits_the_default_budget_at_the_default_lengths(what):
 
 
 def test_bad_requests():
-    with pytest.raises(QEvictError, match="must be one of windows, fraction, bits, ranking"):
+    with pytest.raises(QEvictError, match="must be one of windows, fraction, bits, ranking, pool"):
         ablation_specs("sinks", "paper")
     with pytest.raises(QEvictError, match="sets bits, which is what varies"):
         ablation_specs("bits", "paper bits=3")

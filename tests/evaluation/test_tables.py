@@ -55,8 +55,9 @@ def test_csv_has_errors_and_counts():
     assert lines[4] == "20%,three,,,39.96,0,10,0.2,0,10"
 
 
-def test_nothing_is_best_of_one():
-    table = Table("T", (Column("A"),), [("", [Row("a", None, (cell(0.5),)), Row("b", None, (None,))])])
+@pytest.mark.parametrize("other", [None, cell(0.5)])
+def test_nothing_is_best_of_one_or_of_equals(other):
+    table = Table("T", (Column("A"),), [("", [Row("a", None, (cell(0.5),)), Row("b", None, (other,))])])
     assert "| a | 50.0 |" in table.markdown() and "KV memory" not in table.markdown()
 
 

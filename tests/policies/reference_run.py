@@ -105,7 +105,10 @@ def start_mass(weights: np.ndarray, config, layout) -> dict[int, float]:
     if config.prefill_scores == "mean":
         by_token = by_token / (n - np.arange(n))
     windows = (np.arange(n) - layout.sink) // layout.window
-    return {int(w): by_token[windows == w].sum() for w in np.unique(windows) if w >= 0}
+    count = max(0, windows[-1] + 1)
+    by_window = np.array([by_token[windows == w].sum() for w in range(count)])
+    around = np.arange(config.prefill_pool) - config.prefill_pool // 2
+    return {w: sum(by_window[i] for i in w + around if 0 <= i < count) / len(around) for w in range(count)}
 
 
 def key_score(keys: np.ndarray) -> float:

@@ -14,7 +14,7 @@ from tests.policy_table import PolicyCase
 from tests.recording import BATCH, make_driver, some_tokens
 
 STEPS = 16
-ALL = {"budget": 4.0, "kv_dtype": "float32", "quant_fraction": 0.0, "prefill_scores": "all"}
+ALL = {"budget": 4.0, "kv_dtype": "float32", "quant_fraction": 0.0, "prefill_scores": "all", "prefill_pool": 1}
 
 
 def _unlimited(policy: str, options: str) -> CacheConfig:
