@@ -63,8 +63,8 @@ class CacheConfig:
         ranking: importance of a window, paper Appendix J.
         prefill_scores: start scores from the prompt: ``"all"`` sums over all prompt queries (the paper), ``"mean"``
             divides by the number of queries that see the key, ``"last:N"`` sums over the last N prompt queries.
-        prefill_pool: a start score is the mean over so many windows, the window in the middle, so that what stands
-            beside an attended window stays too (SnapKV's pooling, of windows); 1 for none (the paper).
+        prefill_pool: neighbouring windows over which start scores are averaged, centred, so that what stands beside an
+            attended window stays too (SnapKV's pooling, for windows); 1 is none (the paper).
         residency: ``"ranked"`` keeps exactly the best windows in full precision and promotes quantized ones (the
             paper); ``"exact"`` keeps a quantized window where it is, since its original values are gone.
         accounting: ``"physical"`` charges every byte that lives between steps; ``"paper"`` charges values, codes and

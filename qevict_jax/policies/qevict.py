@@ -78,7 +78,8 @@ class QEvict:
         )
         bias = None if transform.bias is None else transform.bias[layer]
         tokens = merge_kv(prompt.k, prompt.v)
-        mass = pool(self.split.mean(mass), config.prefill_pool, "avg")
+        begun = config.sink + jnp.arange(mass.shape[1]) * config.window < prompt.length[:, None]
+        mass = jnp.where(begun, pool(self.split.mean(mass), config.prefill_pool, "avg"), 0.0)
         return admit(cache, layer, tokens, mass, prompt.length, self.ranking, transform.inv_freq, bias)
 
     def admitted(self, cache: TieredCache, length: Int[Array, "B"]) -> TieredCache:
