@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def endless(model):
     """The model with an EOS that it does not draw here."""
-    return ending_on(model, 299)
+    return ending_on(model, 297)
 
 
 @pytest.fixture(scope="module")
