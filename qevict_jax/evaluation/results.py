@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qevict_jax.config import POLICY_FIELDS
+from qevict_jax.config import POLICY_FIELDS, SHARED_FIELDS
 from qevict_jax.evaluation.runs import line_key, read_configuration, read_lines
 from qevict_jax.questions import AWARE
 from qevict_jax.types import QEvictError
@@ -42,6 +42,13 @@ class CacheRow:
     name: str
     budget: float | None
     config: dict[str, Any]
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> "CacheRow":
+        """The row of an entry of run.json, without settings that its policy does not read: later versions may add some."""
+        config = record["config"]
+        read = (*SHARED_FIELDS, *POLICY_FIELDS.get(config["policy"], config))
+        return cls(record["label"], record["name"], config["budget"], {name: config.get(name) for name in read})
 
     @property
     def full(self) -> bool:
@@ -133,9 +140,13 @@ def _results(group: Group, runs: Sequence[_StoredRun]) -> Results:
     expected = 0
     for run in runs:
         for record in run.configuration["caches"]:
-            row = CacheRow(record["label"], record["name"], record["config"]["budget"], record["config"])
-            if caches.setdefault(row.label, row) != row:
-                raise QEvictError(f"{run.directory}: {row.label!r} has other settings than in another run given")
+            row = CacheRow.of(record)
+            other = caches.setdefault(row.label, row)
+            if other != row:
+                differ = ", ".join(name for name, value in other.config.items() if row.config.get(name) != value)
+                raise QEvictError(
+                    f"{run.directory}: {row.label!r} has other settings than in another run given: {differ}"
+                )
         expected += run.configuration["expected"]
         for line in read_lines(run.directory):
             # of whatever cache: figures in one table must come from the same prompts

@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of several runs belongs together, from runs written by hand."""
 
+from dataclasses import asdict
+
 import pytest
 
+from qevict_jax.config import CacheConfig
 from qevict_jax.evaluation.results import gather
 from qevict_jax.questions import AGNOSTIC
 from qevict_jax.types import QEvictError
@@ -34,8 +37,24 @@ def test_a_cache_of_other_settings_is_not_mixed_in(tmp_path):
     first = write_run(tmp_path / "a", ["tuned"])
     record = {"label": "full", "name": "full", "config": {"policy": "full", "budget": None}}
     second = write_run(tmp_path / "b", ["full"], caches=[record])
-    with pytest.raises(QEvictError, match="'full' has other settings"):
+    with pytest.raises(QEvictError, match="'full' has other settings .*: kv_dtype, implementation$"):
         gather([first, second])
+
+
+def test_a_run_from_before_a_setting_existed(tmp_path):
+    """It goes with runs whose cache does not read the setting, and not with those whose cache does."""
+    record = {"label": "full", "name": "full", "config": asdict(CacheConfig.full())}
+    del record["config"]["prefill_pool"]
+    first = write_run(tmp_path / "a", [], caches=[record])
+    second = write_run(tmp_path / "b", ["tuned"])
+    (result,) = gather([first, second])
+    assert [cache.label for cache in result.caches] == ["full", "tuned @ 0.2", "tuned @ 0.1"]
+
+    record = {"label": "tuned @ 0.2", "name": "tuned", "config": asdict(CacheConfig.tuned(budget=0.2))}
+    del record["config"]["prefill_pool"]
+    third = write_run(tmp_path / "c", ["tuned"], caches=[record])
+    with pytest.raises(QEvictError, match="'tuned @ 0.2' has other settings .*: prefill_pool$"):
+        gather([second, third])
 
 
 @pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"protocol": AGNOSTIC}, {"format": "qa"}, {"model": "n"}])
