@@ -45,7 +45,7 @@ class CacheRow:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "CacheRow":
-        """The row of an entry of run.json, without settings that its policy does not read: later versions may add some."""
+        """The row of an entry of run.json, without settings that its policy does not read: versions add some."""
         config = record["config"]
         read = (*SHARED_FIELDS, *POLICY_FIELDS.get(config["policy"], config))
         return cls(record["label"], record["name"], config["budget"], {name: config.get(name) for name in read})
