@@ -14,24 +14,23 @@ test slow-test: export JAX_COMPILATION_CACHE_DIR ?= $(abspath $(VENV))/compiled
 test slow-test: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 test slow-test: export JAX_COMPILATION_CACHE_MAX_SIZE ?= 2000000000
 
-# JAX writes a program, then its time of use; one program without keeps it from writing any other, so what a kill left goes
-SWEEP = for program in "$$JAX_COMPILATION_CACHE_DIR"/*-cache; do [ -e "$${program%-cache}-atime" ] || rm -f "$$program"; done
-
 # tests that need nothing but what .ready-dev installs
 HERE = not reference and not tpu_compile and not gpu_compile
 
-.PHONY: demo test slow-test lint
+.PHONY: demo test slow-test lint sweep
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m examples.demo
 
-test: $(VENV)/.ready-dev
-	@$(SWEEP)
+test: $(VENV)/.ready-dev sweep
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and $(HERE)" $(PYTEST_ARGS)
 
-slow-test: $(VENV)/.ready-dev
-	@$(SWEEP)
+slow-test: $(VENV)/.ready-dev sweep
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow and $(HERE)" $(PYTEST_ARGS)
+
+# JAX writes a program, then its time of use; one program without keeps it from writing any other, so what a kill left goes
+sweep:
+	@for program in $(VENV)/compiled/*-cache; do [ -e "$${program%-cache}-atime" ] || rm -f "$$program"; done
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

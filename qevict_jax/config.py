@@ -167,6 +167,9 @@ class CacheConfig:
         return cls(policy="full", kv_dtype=kv_dtype)
 
 
+PRESETS = {"tuned": CacheConfig.tuned, "paper": CacheConfig.paper}
+
+
 def _changed(preset: CacheConfig, changes: dict[str, Any]) -> CacheConfig:
     known = [field.name for field in fields(CacheConfig)]
     for name in changes:
@@ -178,6 +181,11 @@ def _changed(preset: CacheConfig, changes: dict[str, Any]) -> CacheConfig:
     return replace(preset, **changes)
 
 
+def fields_read(policy: str) -> tuple[str, ...]:
+    """Names of the settings that a policy reads."""
+    return (*SHARED_FIELDS, *POLICY_FIELDS[policy])
+
+
 def idle_fields(policy: str, names: Iterable[str]) -> list[str]:
     """Those of some settings that a policy does not read."""
-    return [name for name in names if name not in (*SHARED_FIELDS, *POLICY_FIELDS[policy])]
+    return [name for name in names if name not in fields_read(policy)]

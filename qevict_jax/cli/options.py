@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qevict_jax.config import POLICY_FIELDS, CacheConfig, idle_fields
+from qevict_jax.config import POLICY_FIELDS, PRESETS, CacheConfig, idle_fields
 from qevict_jax.mesh import MeshShape
 from qevict_jax.policies import policy_options
 from qevict_jax.sampling import Sampling
@@ -28,7 +28,6 @@ def _mesh_option(what: str, example: str) -> Any:
 
 MeshOption = Annotated[str | None, _mesh_option("rows and the model", "data=2,model=4")]
 OneRowMesh = Annotated[str | None, _mesh_option("the model", "model=4")]
-PRESETS = {"tuned": CacheConfig.tuned, "paper": CacheConfig.paper}
 
 
 def cache_options(command: Callable) -> Callable:

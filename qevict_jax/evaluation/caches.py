@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from qevict_jax.config import POLICY_FIELDS, CacheConfig
+from qevict_jax.config import POLICY_FIELDS, PRESETS, CacheConfig
 from qevict_jax.evaluation.requests import check_once
-from qevict_jax.evaluation.sweep import PRESETS, setting_value
+from qevict_jax.evaluation.sweep import setting_value
 from qevict_jax.types import QEvictError
 
 RECENT_SHARE = "recent_share"

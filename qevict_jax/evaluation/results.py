@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qevict_jax.config import POLICY_FIELDS, SHARED_FIELDS
+from qevict_jax.config import POLICY_FIELDS, fields_read
 from qevict_jax.evaluation.runs import line_key, read_configuration, read_lines
 from qevict_jax.questions import AWARE
 from qevict_jax.types import QEvictError
@@ -47,7 +47,7 @@ class CacheRow:
     def of(cls, record: dict[str, Any]) -> "CacheRow":
         """The row of an entry of run.json, without settings that its policy does not read: versions add some."""
         config = record["config"]
-        read = (*SHARED_FIELDS, *POLICY_FIELDS.get(config["policy"], config))
+        read = fields_read(config["policy"]) if config["policy"] in POLICY_FIELDS else config
         return cls(record["label"], record["name"], config["budget"], {name: config.get(name) for name in read})
 
     @property

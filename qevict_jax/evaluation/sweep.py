@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from qevict_jax.config import POLICY_FIELDS, CacheConfig, idle_fields
+from qevict_jax.config import POLICY_FIELDS, PRESETS, CacheConfig, idle_fields
 from qevict_jax.types import QEvictError
 
-PRESETS = {"tuned": CacheConfig.tuned, "paper": CacheConfig.paper}
 _KEPT = ("budget", "budget_bytes", "kv_dtype", "accounting")  # what a preset does not choose
 _INTEGERS = ("window", "sink", "recent", "bits", "param_bits", "prefill_pool", "budget_bytes")
 _NUMBERS = ("budget", "quant_fraction")
